@@ -1,0 +1,32 @@
+"""From a plan to the ds_config that DeepSpeed gets, and back as far as a plan can say it."""
+
+from typing import Any
+
+from dstune.plan import TrainingPlan
+from dstune.vocab import Offload, Precision
+
+
+def ds_config_for(plan: TrainingPlan) -> dict[str, Any]:
+    """The whole ds_config of a plan: its own, if it brings one, else one made of its fields."""
+    if plan.ds_config is not None:
+        return dict(plan.ds_config)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "gradient_clipping": 1.0,
+        "zero_optimization": _zero(plan),
+    }
+    if plan.client_optimizer is None:
+        config["optimizer"] = {"type": plan.optimizer, "params": {"lr": 1e-5}}
+    if plan.precision is not Precision.FP32:
+        config[plan.precision.value] = {"enabled": True}
+    return config
+
+
+def _zero(plan: TrainingPlan) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": plan.zero_stage}
+    if plan.offload in {Offload.OPTIMIZER, Offload.OPTIMIZER_PARAM}:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if plan.offload is Offload.OPTIMIZER_PARAM:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return zero

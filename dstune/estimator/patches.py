@@ -1,0 +1,326 @@
+"""Every place where torch, DeepSpeed or transformers is changed for the virtual GPU: what, why, until when.
+
+Applied only in the estimator's child process, which then runs one plan and ends.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dstune.estimator.attention import AttentionCall, AttentionKernel, choose_kernel
+from dstune.estimator.device import DEVICE_TYPE
+from dstune.estimator.gpu import GpuTraits
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One change.
+
+    Attributes:
+        target: `module:attribute.path` that is replaced.
+        why: What goes wrong without it.
+        until: What would make it unnecessary.
+        make: Original object -> replacement.
+    """
+
+    target: str
+    why: str
+    until: str
+    make: Callable[[Any, GpuTraits], Any]
+
+    def apply(self, traits: GpuTraits) -> None:
+        """Replace the target, if the installed version has it."""
+        module_name, _, path = self.target.partition(":")
+        try:
+            owner: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError:
+            return
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        if hasattr(owner, name):
+            setattr(owner, name, self.make(getattr(owner, name), traits))
+
+
+def _make_subclass(original: Any, _traits: GpuTraits) -> Any:
+    def make(
+        cls: type,
+        data: torch.Tensor,
+        require_grad: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+        *,
+        dispatch_device: bool = False,
+        device_for_backend_keys: torch.device | None = None,
+        **rest: Any,
+    ) -> torch.Tensor:
+        if device_for_backend_keys is not None and device_for_backend_keys.type == DEVICE_TYPE:
+            device_for_backend_keys = torch.device("cpu")
+        made: torch.Tensor = original(
+            cls,
+            data,
+            require_grad,
+            dispatch_device=dispatch_device,
+            device_for_backend_keys=device_for_backend_keys,
+            **rest,
+        )
+        return made
+
+    return make
+
+
+def _fake_data(_original: Any, _traits: GpuTraits) -> property:
+    data = torch._C.TensorBase.data
+
+    def get(self: FakeTensor) -> Any:
+        return data.__get__(self)
+
+    def set_(self: FakeTensor, new: torch.Tensor) -> None:
+        data.__set__(self, new)
+        if isinstance(new, FakeTensor):
+            self.fake_device = new.fake_device
+        self._dstune_value = getattr(new, "_dstune_value", None)  # type: ignore[attr-defined]
+
+    return property(get, set_)
+
+
+def _swap_tensors(_original: Any, _traits: GpuTraits) -> Callable[[Any, Any], None]:
+    def swap(first: Any, second: Any) -> None:
+        first.data = second.data
+
+    return swap
+
+
+def _new_tensor(original: Any, _traits: GpuTraits) -> Any:
+    def tensor(
+        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
+    ) -> torch.Tensor:
+        if device is None or torch.device(device).type != DEVICE_TYPE:
+            made: torch.Tensor = original(
+                data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
+            )
+            return made
+        return original(data, dtype=dtype).to(device).requires_grad_(requires_grad)  # type: ignore[no-any-return]
+
+    return tensor
+
+
+def _nothing(_original: Any, _traits: GpuTraits) -> Callable[..., None]:
+    return lambda *_args, **_kwargs: None
+
+
+def _false(_original: Any, _traits: GpuTraits) -> Callable[..., bool]:
+    return lambda *_args, **_kwargs: False
+
+
+def _builder(name: str) -> Callable[[Any, GpuTraits], Any]:
+    def make(_original: Any, _traits: GpuTraits) -> Any:
+        from dstune.estimator.opkernels import builder_for  # noqa: PLC0415 - imports torch's C++ helpers
+
+        return builder_for(name)
+
+    return make
+
+
+def _sdpa(original: Any, traits: GpuTraits) -> Callable[..., torch.Tensor]:
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+        scale: float | None = None,
+        enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    ) -> torch.Tensor:
+        if query.device.type != DEVICE_TYPE:
+            plain: torch.Tensor = original(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+            return plain
+        call = _describe(query, key, value, attn_mask, dropout_p, is_causal)
+        kernel = choose_kernel(call, traits)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = _bias_from_bool(attn_mask, query.dtype)
+        if kernel is AttentionKernel.CUDNN:
+            return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
+                query, key, value, attn_mask, call.requires_grad, dropout_p, is_causal, scale=scale
+            )[0]
+        if kernel is AttentionKernel.FLASH:
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        if kernel is AttentionKernel.EFFICIENT:
+            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale, call.requires_grad)
+        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+    return attention
+
+
+def _describe(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    is_causal: bool,  # noqa: FBT001
+) -> AttentionCall:
+    return AttentionCall(
+        dtype=str(query.dtype).removeprefix("torch."),
+        num_heads=query.shape[-3],
+        num_kv_heads=key.shape[-3],
+        query_len=query.shape[-2],
+        key_len=key.shape[-2],
+        head_dim=query.shape[-1],
+        value_head_dim=value.shape[-1],
+        has_mask=mask is not None,
+        mask_requires_grad=mask is not None and mask.requires_grad,
+        is_causal=is_causal,
+        dropout=dropout,
+        requires_grad=torch.is_grad_enabled()
+        and (query.requires_grad or key.requires_grad or value.requires_grad),
+    )
+
+
+def _bias_from_bool(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Source: torch 2.11 `aten/src/ATen/native/transformers/attention.cpp` (`convert_boolean_attn_mask`)."""
+    return torch.where(mask, 0.0, float("-inf")).to(dtype)
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, is_causal: bool, scale: float | None  # noqa: FBT001
+) -> torch.Tensor:
+    """Heads are padded to a multiple of 8 (`pad_last_dim<8>` in the same file)."""
+    head_dim = query.shape[-1]
+    scale = head_dim**-0.5 if scale is None else scale
+    if head_dim % 8:
+        query, key, value = (torch.nn.functional.pad(part, (0, 8 - head_dim % 8)) for part in (query, key, value))
+    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, scale=scale)[0]
+    return out[..., :head_dim] if head_dim % 8 else out  # type: ignore[no-any-return]
+
+
+def _efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    is_causal: bool,  # noqa: FBT001
+    scale: float | None,
+    requires_grad: bool,  # noqa: FBT001
+) -> torch.Tensor:
+    """The mask is expanded to all heads and its rows padded to a multiple of 16 (`preprocess_mask`, `pad_bias<16>`)."""
+    if mask is not None:
+        length = mask.shape[-1]
+        if length % 16:
+            mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
+        query, key, value, mask, requires_grad, dropout, is_causal, scale=scale
+    )[0]
+
+
+_ONE_RANK = "ranks cannot disagree when there is one, and the values compared are not computed"
+_ONE_RANK_UNTIL = "DeepSpeed skips the check for the fake process group"
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "torch:Tensor._make_subclass",
+        "`param.data = other` needs compatible key sets, and PrivateUse1 is not among torch's dense backends, so fake "
+        "tensors of the virtual GPU carry the CPU's backend keys",
+        "PrivateUse1 is accepted by `has_compatible_shallow_copy_type`",
+        _make_subclass,
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor:FakeTensor.data",
+        "`.data =` copies the meta tensor but not the fake device",
+        "FakeTensor handles `.data` assignment across devices",
+        _fake_data,
+    ),
+    Patch(
+        "torch.utils:swap_tensors",
+        "`Module.to()` swaps fake parameters, which weak references to them forbid",
+        "`Module.to()` assigns `.data` for fake tensors",
+        _swap_tensors,
+    ),
+    Patch(
+        "torch:tensor",
+        "a tensor from numbers would be made by a real kernel on the virtual GPU",
+        "FakeTensorMode makes tensors from numbers on PrivateUse1",
+        _new_tensor,
+    ),
+    Patch(
+        "torch:Tensor.record_stream",
+        "has no fake kernel; streams order nothing here",
+        "FakeTensor implements record_stream",
+        _nothing,
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor:FakeTensor.record_stream",
+        "has no fake kernel; streams order nothing here",
+        "FakeTensor implements record_stream",
+        _nothing,
+    ),
+    Patch(
+        "torch.nn.functional:scaled_dot_product_attention",
+        "PrivateUse1 takes the math path; CUDA chooses a fused kernel, which keeps far less for the backward",
+        "torch can be asked for CUDA's choice for another device",
+        _sdpa,
+    ),
+    Patch(
+        "deepspeed.ops.adam.fused_adam:FusedAdamBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("FusedAdamBuilder"),
+    ),
+    Patch(
+        "deepspeed.ops.adam.cpu_adam:CPUAdamBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("CPUAdamBuilder"),
+    ),
+    Patch(
+        "deepspeed.ops.lion.fused_lion:FusedLionBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("FusedLionBuilder"),
+    ),
+    Patch(
+        "deepspeed.ops.lion.cpu_lion:CPULionBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("CPULionBuilder"),
+    ),
+    Patch(
+        "deepspeed.ops.adagrad.cpu_adagrad:CPUAdagradBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("CPUAdagradBuilder"),
+    ),
+    *(
+        Patch(f"{module}:assert_ints_same_as_other_ranks", _ONE_RANK, _ONE_RANK_UNTIL, _nothing)
+        for module in (
+            "deepspeed.runtime.zero.utils",
+            "deepspeed.runtime.zero.partitioned_param_coordinator",
+            "deepspeed.runtime.zero.stage3",
+            "deepspeed.runtime.zero.partition_parameters",
+        )
+    ),
+    Patch(
+        "transformers.masking_utils:is_tracing",
+        "transformers takes fake tensors for tracing and then builds masks that a real run does not",
+        "transformers tells a fake device from tracing",
+        _false,
+    ),
+)
+
+
+def apply_all(traits: GpuTraits) -> None:
+    """Change this process. One thread does the backward: a thread for the virtual GPU would crash at exit."""
+    for patch in PATCHES:
+        patch.apply(traits)
+    torch.autograd.set_multithreading_enabled(False)  # type: ignore[no-untyped-call]

@@ -1,0 +1,184 @@
+"""Start the worker, hand out jobs, collect answers and tapes. Never imports torch.
+
+One worker imports everything once and forks for each job; whatever happens here, no process of it survives.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dstune.errors import InternalError, MachineError
+from dstune.estimator.job import Answer, Failure, Job
+from dstune.estimator.tape import Tape
+
+START_TIMEOUT_S = 300.0
+"""How long the imports may take; a cold network disk is slow."""
+LOG_TAIL_LINES = 15
+"""Lines of the worker's log that an error shows."""
+
+
+class Pool:
+    """A running worker.
+
+    Args:
+        num_parallel: Forks that may run at once.
+        workdir: Folder for answers, tapes and the log; a temporary one by default.
+    """
+
+    def __init__(self, num_parallel: int | None = None) -> None:
+        self._num_parallel = num_parallel or len(os.sched_getaffinity(0))
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._unread = b""
+        self._num_given = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._temporary = tempfile.TemporaryDirectory(prefix="dstune-")
+            self.workdir = Path(self._temporary.name)
+            self._log = self.workdir / "worker.log"
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "dstune.estimator.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    env=_environment(),
+                )
+        except OSError as error:
+            self.__exit__(None, None, None)
+            msg = "the estimator's worker cannot be started"
+            raise MachineError(msg, hint="free disk space or memory", because=(str(error),)) from error
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is not None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def tape_path(self) -> str:
+        """A fresh path for a job's tape."""
+        self._num_given += 1
+        return str(self.workdir / f"{self._num_given}.tape")
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Answer, Tape | None]]:
+        """Run jobs and yield each as it ends: its position, the answer, the tape unless it failed."""
+        waiting = list(enumerate(jobs))
+        running: set[int] = set()
+        while waiting or running:
+            while waiting and len(running) < self._num_parallel:
+                number, job = waiting.pop(0)
+                self._send(number, job)
+                running.add(number)
+            for message in self._messages():
+                if "number" in message:
+                    number = message["number"]
+                    running.discard(number)
+                    yield (number, *self._collect(number, jobs[number], message["status"]))
+
+    def _send(self, number: int, job: Job) -> None:
+        path = self._answer_path(number)
+        path.unlink(missing_ok=True)
+        request = {"number": number, "job": job.model_dump(mode="json"), "answer_path": str(path)}
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._death() from error
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        """What the worker has said since the last call; waits for at least one line."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            if not self._ready and not select.select([pipe], [], [], START_TIMEOUT_S)[0]:
+                raise self._death()
+            chunk = os.read(pipe, 1 << 16)
+            if not chunk:
+                raise self._death()
+            self._unread += chunk
+        self._ready = True
+        *lines, self._unread = self._unread.split(b"\n")
+        yield from map(json.loads, lines)
+
+    def _collect(self, number: int, job: Job, status: int) -> tuple[Answer, Tape | None]:
+        path = self._answer_path(number)
+        if not path.exists():
+            return Answer(failure=_killed(status, self._log_tail())), None
+        answer = Answer.model_validate_json(path.read_bytes())
+        if answer.failure is not None:
+            return answer, None
+        tape_path = Path(job.tape_path)
+        tape = Tape.load(tape_path)
+        tape_path.unlink()
+        return answer, tape
+
+    def _answer_path(self, number: int) -> Path:
+        return self.workdir / f"answer-{number}.json"
+
+    def _log_tail(self) -> tuple[str, ...]:
+        return tuple(self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def _death(self) -> Exception:
+        """The worker itself is gone: say what it said last."""
+        tail = self._log_tail()
+        missing = next((line for line in reversed(tail) if line.startswith("ModuleNotFoundError")), None)
+        if missing is not None:
+            return MachineError(
+                "the estimator's worker cannot import what it needs",
+                hint="install torch, deepspeed and transformers into this environment",
+                because=(missing,),
+            )
+        return InternalError("the estimator's worker ended unexpectedly", because=tail)
+
+
+def _environment() -> dict[str, str]:
+    """The worker's environment: no GPU is touched, nothing is fetched, DeepSpeed keeps quiet."""
+    return {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _killed(status: int, log: tuple[str, ...]) -> Failure:
+    if status == -signal.SIGKILL:
+        return Failure(
+            code=MachineError.code,
+            message="the estimate was killed: this machine ran out of memory",
+            hint="pass --jobs 1, or run it on a machine with more memory",
+        )
+    return Failure(
+        code=InternalError.code,
+        message=f"the estimate's process ended with status {status} and no answer",
+        hint="report it with the output below",
+        because=log,
+    )

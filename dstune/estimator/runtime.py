@@ -1,0 +1,171 @@
+"""One plan, for real: build the model, `deepspeed.initialize`, forward, backward, step, with phases marked."""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dstune.dsconfig import ds_config_for
+from dstune.errors import ModelError
+from dstune.estimator import patches
+from dstune.estimator.accelerator import VirtualAccelerator
+from dstune.estimator.allocator import CachingAllocator
+from dstune.estimator.device import DEVICE_TYPE
+from dstune.estimator.gpu import GpuTraits
+from dstune.estimator.job import Answer, Job
+from dstune.estimator.replay import Replay
+from dstune.estimator.tape import Tape
+from dstune.estimator.tracer import Tracer
+from dstune.estimator.values import Values
+from dstune.model.build import BuiltModel, build
+from dstune.plan import TrainingPlan
+
+CLIENT_OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-4),
+    "sgd": lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
+}
+"""Optimizers that a plan may hand to `deepspeed.initialize`."""
+
+
+def run(
+    job: Job, accelerator: VirtualAccelerator, report_fault: Callable[[BaseException], object]
+) -> tuple[Answer, Tape]:
+    """Run a job in this process, which afterwards is good for nothing else.
+
+    Args:
+        job: What to run.
+        accelerator: DeepSpeed's.
+        report_fault: Called with a fault inside a backward, where an exception would end the process.
+    """
+    start = time.perf_counter()
+    traits = GpuTraits(*job.compute_capability, job.num_multiprocessors)
+    tracer = Tracer(traits, Values(job.routing), report_fault)
+    accelerator.bind(tracer, traits, job.capacity_bytes)
+    patches.apply_all(traits)
+    _join_group(job.plan)
+    with FakeTensorMode(allow_non_fake_inputs=True), tracer:
+        built = build(job.model, job.plan)
+        tracer.modules.watch(built.module)
+        tracer.tape.mark("built")
+        engine = _initialize(built, job.plan)
+        gc.collect()
+        tracer.tape.mark("initialized")
+        steps = Steps(engine, built, job.plan, tracer)
+        if job.history is None:
+            steps.run(job.plan.micro_batch, job.num_steps)
+        else:
+            steps.run_history(job)
+    parameters = list(built.module.parameters())
+    answer = Answer(
+        num_parameters=sum(_numel(p) for p in parameters),
+        num_trainable=sum(_numel(p) for p in parameters if p.requires_grad),
+        optimizer=_optimizer_name(engine),
+        num_ops=tracer.num_ops,
+        seconds=time.perf_counter() - start,
+    )
+    return answer, tracer.tape
+
+
+class Steps:
+    """Training steps of one engine."""
+
+    def __init__(self, engine: Any, built: BuiltModel, plan: TrainingPlan, tracer: Tracer) -> None:
+        self._engine = engine
+        self._built = built
+        self._plan = plan
+        self._tracer = tracer
+
+    def run(self, micro_batch: int, num_steps: int) -> None:
+        """Whole steps with their micro-steps; every forward, backward and step is a phase."""
+        batch = self._built.make_batch(micro_batch, self._plan.seq_len, torch.device(DEVICE_TYPE))
+        for step in range(num_steps):
+            for micro in range(self._engine.gradient_accumulation_steps()):
+                for name in self._micro_step(batch):
+                    self._tracer.tape.mark(f"{name}{step}.{micro}")
+
+    def run_history(self, job: Job) -> None:
+        """One micro-batch after the other in the same engine, until one does not fit."""
+        state = Replay(CachingAllocator(job.capacity_bytes))
+        for micro_batch in job.history or ():
+            gc.collect()
+            self._tracer.tape.empty_cache()
+            self._tracer.tape.mark(f"before{micro_batch}")
+            self.run(micro_batch, job.num_steps)
+            self._tracer.tape.mark(f"micro_batch{micro_batch}")
+            state.feed(self._tracer.tape)
+            if state.shortage is not None:
+                return
+
+    def _micro_step(self, batch: Any) -> Iterator[str]:
+        tracer, engine = self._tracer, self._engine
+        tracer.phase = "forward"
+        loss = _loss_of(_call(engine, batch))
+        yield "fwd"
+        tracer.phase = "backward"
+        tracer.modules.reset()
+        engine.backward(loss)
+        del loss
+        yield "bwd"
+        tracer.phase = "step"
+        tracer.modules.reset()
+        engine.step()
+        yield "step"
+
+
+def _join_group(plan: TrainingPlan) -> None:
+    """Become rank 0 of the world: collectives of the fake group return at once and leave shapes right."""
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(plan.world_size), LOCAL_SIZE=str(plan.ranks_per_node),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29555", CROSS_RANK="0", CROSS_SIZE="1",
+    )
+    dist.init_process_group(backend="fake", rank=0, world_size=plan.world_size, store=FakeStore())
+
+
+def _initialize(built: BuiltModel, plan: TrainingPlan) -> Any:
+    params = [param for param in built.module.parameters() if param.requires_grad]
+    extra = {}
+    if plan.client_optimizer is not None:
+        extra["optimizer"] = CLIENT_OPTIMIZERS[plan.client_optimizer](params)
+    engine, *_ = deepspeed.initialize(
+        model=built.module, model_parameters=params, config=ds_config_for(plan), **extra
+    )
+    return engine
+
+
+def _call(engine: Any, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return engine(**batch)
+    return engine(*batch) if isinstance(batch, tuple) else engine(batch)
+
+
+def _loss_of(output: Any) -> torch.Tensor:
+    """The loss in whatever a forward returns: itself, `.loss`, `["loss"]`, or the first of a tuple."""
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, dict):
+        loss = output.get("loss")
+    if loss is None and isinstance(output, tuple) and output:
+        loss = output[0]
+    if loss is None:
+        loss = output
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        msg = "the model's forward returns no loss"
+        raise ModelError(msg, hint="return a scalar tensor, an object with `.loss`, or a tuple that begins with it")
+    return loss
+
+
+def _numel(param: Any) -> int:
+    return int(getattr(param, "ds_numel", param.numel()))
+
+
+def _optimizer_name(engine: Any) -> str:
+    outer = engine.optimizer
+    inner = getattr(outer, "optimizer", None)
+    names = [type(part).__name__ for part in (outer, inner) if part is not None]
+    return "/".join(names)

@@ -1,0 +1,246 @@
+"""What CUDA kernels allocate beside their results, and in which order: a table with a source for each row.
+
+Sources are files of torch 2.11; every row was seen in event lists recorded on an H200, except where it says otherwise.
+
+Known limitations: cuDNN's convolution workspaces are not known; attention workspaces of the memory-efficient kernel are
+exact up to a head of 64.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from dstune.estimator.gpu import GpuTraits
+from dstune.estimator.reduction import VECTOR, buffers, iteration_dims
+
+
+class Step(NamedTuple):
+    """One allocation or free inside an operation: a result, a scratch block taken, or one given back."""
+
+    result: int | None = None
+    size_bytes: int = 0
+    number: int = 0
+    frees: int | None = None
+
+
+def result(index: int) -> Step:
+    """The operation's result of that index is allocated now."""
+    return Step(result=index)
+
+
+def take(size_bytes: int, number: int = 0) -> Step:
+    """A scratch block is taken; it is given back by `give` or at the operation's end."""
+    return Step(size_bytes=size_bytes, number=number)
+
+
+def give(number: int = 0) -> Step:
+    """A scratch block is given back."""
+    return Step(frees=number)
+
+
+Args = tuple[Any, ...]
+Scratch = Callable[[Args, dict[str, Any], Any, GpuTraits], Iterator[Step]]
+
+INDEX_BYTES = 8
+"""An int64."""
+SCAN_BYTES = 1279
+"""cub's scan over up to a few thousand elements; `cub::DeviceScan`, recorded."""
+SORT_BYTES = 83_455
+"""cub's radix sort of 4,096 keys; `cub::DeviceRadixSort`, recorded."""
+EMBEDDING_SIMPLE_MAX = 3072
+"""Up to this many indices no sort is needed (`native/cuda/Embedding.cu`, `embedding_dense_backward_cuda`)."""
+EMBEDDING_ROWS = 10
+"""Indices a thread sums (`native/cuda/EmbeddingBackwardKernel.cu`, `NROWS_PER_THREAD`)."""
+
+
+def cublaslt_takes(name: str, args: Args) -> bool:
+    """Whether a matrix product goes through cublasLt, which fuses the bias.
+
+    Source: `native/cuda/Blas.cpp` (`isInputCompliesAddmmCudaLt`): a contiguous vector for a bias.
+    """
+    return name == "aten::addmm" and args[0].dim() == 1 and args[0].is_contiguous()
+
+
+def _size(tensor: torch.Tensor, element_bytes: int | None = None) -> int:
+    return tensor.numel() * (element_bytes or tensor.element_size())
+
+
+def _dropout(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/Dropout.cu` (`dropout_cuda`): the mask comes first."""
+    yield result(1)
+    yield result(0)
+
+
+def _cumsum(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/ReduceOps.cpp` (`impl_func_cum_ops`) converts the input; one row goes through cub's scan."""
+    yield result(0)
+    if args[0].dtype != out.dtype:
+        yield take(_size(out), 1)
+    if out.dim() and out.numel() == out.shape[args[1]]:
+        yield take(SCAN_BYTES, 2)
+        yield give(2)
+
+
+def _softmax_backward(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/SoftMax.cu` (`softmax_backward_cuda_out`): the product of gradient and output."""
+    yield result(0)
+    yield take(_size(out))
+
+
+def _cudnn_attention(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cudnn/MHA.cpp` (`run_cudnn_SDP_fprop`): seed and offset, results, a small workspace."""
+    for index in (-2, -1, 0, 1):
+        yield result(index)
+    yield take(256)
+
+
+def _cudnn_attention_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cudnn/MHA.cpp` (`run_cudnn_SDP_bprop`): dQ in float32, a row sum, and dK, dV of every query head."""
+    yield from (result(0), result(1), result(2))
+    query, key = args[1], args[2]
+    batch, heads, rows, _ = query.shape
+    size = _size(query, 4) + 4 * batch * heads * rows + 256
+    if key.shape[1] != heads:
+        size += 2 * batch * heads * key.shape[2] * key.shape[3] * key.element_size()
+    yield take(size)
+    del out
+
+
+def _flash_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/transformers/cuda/flash_attn/flash_api.cpp` (`mha_bwd`): row sums, dQ in float32, dK and dV expanded.
+
+    Not recorded: the H200 prefers cuDNN.
+    """
+    yield from (result(0), result(1), result(2))
+    query, key = args[1], args[2]
+    batch, heads, rows, head_dim = query.shape
+    rounded = -(-rows // 128) * 128
+    grain = 32 if head_dim <= 128 else 64  # noqa: PLR2004 - as in the source
+    yield take(4 * batch * heads * rounded, 1)
+    yield take(4 * batch * heads * rounded * (-(-head_dim // grain) * grain), 2)
+    if key.shape[1] != heads:
+        expanded = batch * heads * key.shape[2] * head_dim * key.element_size()
+        yield take(expanded, 3)
+        yield take(expanded, 4)
+
+
+def _efficient_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/transformers/cuda/attention_backward.cu`: delta, for float32 outside the kernel, and dQ's workspace.
+
+    The workspace holds a tile of 64 x 64 accumulators and 16 bytes for each 64 queries of each head
+    (`GradQTempStorage` in `mem_eff_attention/kernel_backward.h`).
+    """
+    yield from (result(0), result(1), result(2))
+    query = args[1]
+    batch, heads, rows, head_dim = query.shape
+    delta = 4 * batch * heads * rows
+    if query.dtype == torch.float32:
+        yield take(_size(query), 1)
+        yield take(delta, 2)
+        yield take(delta, 3)
+        yield give(2)
+        yield give(1)
+    else:
+        yield take(delta, 3)
+    yield take(batch * heads * -(-rows // 64) * -(-head_dim // 64) * (64 * 64 * 4 + 16), 4)
+    yield give(3)
+    yield give(4)
+
+
+def _embedding_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`: many indices are sorted and summed by segments."""
+    indices = args[1]
+    count = indices.numel()
+    if count <= EMBEDDING_SIMPLE_MAX:
+        yield result(0)
+        return
+    num_bytes = count * INDEX_BYTES
+    for number in (1, 2, 3):
+        yield take(num_bytes, number)
+    yield take(SORT_BYTES, 4)
+    yield give(4)
+    yield give(3)
+    yield result(0)
+    segments = min(count, out.shape[0])
+    yield take(num_bytes, 5)
+    yield take(INDEX_BYTES, 6)
+    yield from (take(num_bytes, 7), take(SCAN_BYTES, 8), give(8), give(7))
+    yield take(segments * INDEX_BYTES, 9)
+    yield take(segments * INDEX_BYTES, 10)
+    yield from (take(SCAN_BYTES, 11), give(11))
+    yield take(INDEX_BYTES, 12)
+    partial = count // EMBEDDING_ROWS + segments
+    yield take(partial * INDEX_BYTES, 13)
+    yield take(partial * out.shape[1] * 4, 14)
+    yield from (give(14), give(13))
+
+
+def _sort(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/Sort.cpp`: values, indices, and a range of indices."""
+    yield from (result(0), result(1), take(_size(out[1])))
+
+
+def _grouped_mm(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/GroupMM.cu`: pointers and shapes of each group, and cutlass's workspace."""
+    del args
+    yield from (result(0), take(480, 1), take(67_584, 2), give(2), give(1))
+
+
+def _reduce(args: Args, kwargs: dict[str, Any], out: Any, gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/Reduce.cuh`: a buffer and semaphores where blocks share results."""
+    yield result(0)
+    source = args[0]
+    if source.dtype in {torch.bool, torch.int32, torch.uint8} and out.dtype == torch.int64:
+        yield take(_size(source, INDEX_BYTES), 1)  # `native/ReduceOps.cpp` sums integers as int64
+    dims = iteration_dims(list(source.shape), list(source.stride()), _reduced(args, kwargs, source.dim()))
+    found = buffers(dims, _accumulator_bytes(source, out), gpu, VECTOR)
+    if found.accumulators:
+        yield take(found.accumulators, 2)
+        yield take(found.semaphores, 3)
+        yield give(3)
+        yield give(2)
+
+
+def _reduce_keeping_type(args: Args, kwargs: dict[str, Any], out: Any, gpu: GpuTraits) -> Iterator[Step]:
+    """Maxima and minima, `native/cuda/ReduceMaxValuesKernel.cu`: the accumulator is the type itself."""
+    yield result(0)
+    source = args[0]
+    dims = iteration_dims(list(source.shape), list(source.stride()), _reduced(args, kwargs, source.dim()))
+    found = buffers(dims, source.element_size(), gpu, VECTOR)
+    if found.accumulators:
+        yield from (take(found.accumulators, 2), take(found.semaphores, 3), give(3), give(2))
+    del out
+
+
+def _reduced(args: Args, kwargs: dict[str, Any], num_dims: int) -> set[int]:
+    """Dimensions that are reduced: all, unless the call names some."""
+    named = kwargs.get("dim", next((arg for arg in args[1:] if isinstance(arg, (list, tuple))), None))
+    if named is None or len(named) == 0:
+        return set(range(num_dims))
+    return {dim % num_dims for dim in named}
+
+
+def _accumulator_bytes(source: torch.Tensor, out: torch.Tensor) -> int:
+    """Halves accumulate in float32 (`at::opmath_type`)."""
+    return max(4, source.element_size(), out.element_size() if out.dtype == torch.float64 else 0)
+
+
+SCRATCH: dict[str, Scratch] = {
+    "aten::native_dropout": _dropout,
+    "aten::cumsum": _cumsum,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::sort": _sort,
+    "aten::_grouped_mm": _grouped_mm,
+    "aten::sum": _reduce,
+    "aten::mean": _reduce,
+    "aten::linalg_vector_norm": _reduce,
+    "aten::amax": _reduce_keeping_type,
+    "aten::amin": _reduce_keeping_type,
+}
+"""Operation's name -> what happens inside it on CUDA."""

@@ -1,0 +1,319 @@
+"""Writes the tape: sees every storage that is born on the virtual GPU or the host, and when its last owner lets go.
+
+Known limitations: a storage is seen as the result of an operation, so what a kernel takes and gives back inside is
+known only from the table in `scratch`.
+"""
+
+import contextlib
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dstune.errors import UnsupportedOperationError
+from dstune.estimator.allocator import round_size
+from dstune.estimator.device import DEVICE_TYPE, Stream
+from dstune.estimator.gpu import GpuTraits
+from dstune.estimator.modules import ModuleStack
+from dstune.estimator.scratch import SCRATCH, Scratch, cublaslt_takes
+from dstune.estimator.tape import HOST_PAGEABLE, HOST_PINNED, Tape
+from dstune.estimator.values import Values, set_value, value_of
+
+aten = torch.ops.aten
+
+MATRIX_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+"""Operations that take a cuBLAS handle, and with it a workspace."""
+SCALAR_READS = frozenset({aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default})  # noqa: SLF001
+"""Operations that bring one element to Python."""
+UNKNOWN_SCALARS: dict[torch.dtype, bool | int] = {torch.bool: False}
+"""What `.item()` answers to DeepSpeed and torch when content is unknown: no overflow, count 0; floats are 1.0."""
+TRUSTED_CALLERS = ("torch", "deepspeed", "dstune")
+"""Packages whose `.item()` on unknown content only steers loss scaling, clipping and logging. While the model is
+built everybody is trusted: initial values do not change shapes."""
+
+
+class Tracer(TorchDispatchMode):
+    """Records one rank.
+
+    Args:
+        traits: The GPU that is pretended.
+        values: Carries small tensors' content.
+        report_fault: Called with a fault inside a backward; it may not return.
+
+    Attributes:
+        tape: What was recorded.
+        phase: `build`, `forward`, `backward` or `step`; decides whose cuBLAS handle is used.
+        num_ops: Operations seen.
+        allocated_bytes: On the virtual GPU, now.
+    """
+
+    def __init__(self, traits: GpuTraits, values: Values, report_fault: Callable[[BaseException], object]) -> None:
+        super().__init__()
+        self._report_fault = report_fault
+        self.tape = Tape()
+        self.modules = ModuleStack()
+        self.phase = "build"
+        self.num_ops = 0
+        self.allocated_bytes = 0
+        self._traits = traits
+        self._values = values
+        self._live: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
+        self._gpu_sizes: dict[int, int] = {}
+        self._pinned: set[int] = set()
+        self._pin_now = False
+        self._workspaces: set[object] = set()
+
+    # -- storages ------------------------------------------------------------------------------------------------
+    def born(self, tensor: torch.Tensor, label: int) -> None:
+        """Record the storage of an operation's result, unless it is known already."""
+        storage = tensor.untyped_storage()
+        key: int = storage._cdata  # noqa: SLF001
+        size = storage.nbytes()
+        known = self._live.get(key)
+        if known is not None:
+            if known[1] == size:
+                return
+            self._died(key, known[2])  # resized: the old block goes, a new one comes
+        if size == 0:
+            return
+        device = tensor.device.type
+        if device == DEVICE_TYPE:
+            block = self.tape.alloc(size, Stream.current.number, label)
+            self._gpu_sizes[block] = round_size(size)
+            self.allocated_bytes += self._gpu_sizes[block]
+        elif device == "cpu":
+            block = self.tape.alloc(size, HOST_PINNED if self._pin_now else HOST_PAGEABLE, label)
+            if self._pin_now:
+                self._pinned.add(key)
+        elif device == "meta":
+            return
+        else:
+            msg = f"a tensor is on device `{device}` in {self.modules.where()}"
+            raise UnsupportedOperationError(msg, hint="create it on the device of the model's parameters")
+        self._live[key] = (block, size, weakref.ref(storage, functools.partial(self._died, key)))
+
+    def _died(self, key: int, ref: "weakref.ref[Any]") -> None:
+        known = self._live.get(key)
+        if known is None or known[2] is not ref:
+            return
+        del self._live[key]
+        self._pinned.discard(key)
+        self.tape.free(known[0])
+        if known[0] in self._gpu_sizes:
+            self.allocated_bytes -= self._gpu_sizes.pop(known[0])
+
+    @contextlib.contextmanager
+    def pinning(self) -> Iterator[None]:
+        """Host tensors born inside are pinned."""
+        self._pin_now = True
+        try:
+            yield
+        finally:
+            self._pin_now = False
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor was born pinned."""
+        return tensor.untyped_storage()._cdata in self._pinned  # noqa: SLF001
+
+    # -- operations ----------------------------------------------------------------------------------------------
+    def __torch_dispatch__(
+        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation on fake tensors and record what it allocates."""
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        except BaseException as error:
+            if self.phase == "backward":
+                self._report_fault(error)  # C++ would end the process, and the reason would be lost
+            raise
+
+    def _dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.num_ops += 1
+        name = func._schema.name  # noqa: SLF001
+        if func in SCALAR_READS:
+            return self._scalar(args[0])
+        label = self.tape.label(f"{name} {self.modules.path}")
+        scratch = SCRATCH.get(name)
+        if scratch is not None:
+            return self._run_with_scratch(func, args, kwargs, scratch, label)
+        in_place = name == "aten::add" and _accumulates(args)
+        out = self._run(func, args, kwargs)
+        if in_place:
+            self._hand_over(args[0], out)
+        self._record(out, label)
+        if name in MATRIX_PRODUCTS:
+            self._take_workspaces(name, args, label)
+        return out
+
+    def _hand_over(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """On CUDA the sum is written into the old tensor: its block lives on in the new one."""
+        old_storage, new_storage = old.untyped_storage(), new.untyped_storage()
+        known = self._live.pop(old_storage._cdata, None)  # noqa: SLF001
+        if known is not None:
+            key = new_storage._cdata  # noqa: SLF001
+            self._live[key] = (known[0], known[1], weakref.ref(new_storage, functools.partial(self._died, key)))
+
+    def _record(self, out: object, label: int) -> None:
+        if isinstance(out, torch.Tensor):
+            self.born(out, label)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                self._record(item, label)
+
+    def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            out = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            out = self._run_on_values(func, args, kwargs)
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            msg = f"operation `{func}` in {self.modules.where()} has no fake kernel"
+            raise UnsupportedOperationError(msg, hint=_HINT) from error
+        self._values.carry(func, args, kwargs, out)
+        return out
+
+    def _run_on_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation whose result's shape depends on content: possible where the content is known."""
+        if func is aten.index.Tensor:
+            return self._index_by_mask(func, args)
+        real = self._values.compute(func, args, kwargs)
+        if real is None:
+            msg = f"the shape of `{func}` in {self.modules.where()} depends on values that are not known"
+            raise UnsupportedOperationError(msg, hint=_HINT)
+        if not isinstance(real, torch.Tensor):
+            return real
+        fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=args[0].device)
+        set_value(fake, real)
+        return fake
+
+    def _index_by_mask(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
+        """`x[mask]`: CUDA turns the mask into indices first, and so does this."""
+        indices: list[torch.Tensor | None] = []
+        for index in args[1]:
+            if index is None or index.dtype not in {torch.bool, torch.uint8}:
+                indices.append(index)
+                continue
+            if value_of(index) is None:
+                msg = f"the shape of `{func}` in {self.modules.where()} depends on values that are not known"
+                raise UnsupportedOperationError(msg, hint=_HINT)
+            with self:
+                indices.extend(index.nonzero().unbind(1))
+        return func(args[0], indices)
+
+    def _scalar(self, tensor: torch.Tensor) -> bool | float:
+        """`.item()`, `bool(tensor)`, `float(tensor)`."""
+        value = value_of(tensor)
+        if value is not None:
+            with unset_fake_temporarily():
+                answer: bool | float = value.item()
+            return answer
+        caller = _calling_package()
+        if self.phase != "build" and caller not in TRUSTED_CALLERS and not tensor.dtype.is_floating_point:
+            msg = f"`{caller}` reads a value that is not known (`.item()` in {self.modules.where()})"
+            raise UnsupportedOperationError(msg, hint=_HINT)
+        return 1.0 if tensor.dtype.is_floating_point else UNKNOWN_SCALARS.get(tensor.dtype, 0)
+
+    # -- what kernels take beside their results -------------------------------------------------------------------
+    def _run_with_scratch(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch, label: int
+    ) -> Any:
+        out = self._run(func, args, kwargs)
+        if not _on_gpu(args, out):
+            self._record(out, label)
+            return out
+        results = [item for item in out if isinstance(item, torch.Tensor)] if isinstance(out, (tuple, list)) else [out]
+        taken: dict[int, int] = {}
+        for step in scratch(args, kwargs, out, self._traits):
+            if step.result is not None:
+                self.born(results[step.result], label)
+            elif step.frees is not None:
+                self.tape.free(taken.pop(step.frees))
+            else:
+                taken[step.number] = self.tape.alloc(step.size_bytes, Stream.current.number, label)
+        for block in taken.values():
+            self.tape.free(block)
+        self._record(out, label)
+        return out
+
+    def _take_workspaces(self, name: str, args: tuple[Any, ...], label: int) -> None:
+        """cuBLAS keeps one workspace for each handle and stream; the backward's thread has a handle of its own."""
+        if not _on_gpu(args, None):
+            return
+        stream = Stream.current.number
+        thread = "backward" if self.phase == "backward" else "main"
+        self._keep(("cublas", thread, stream), self._traits.cublas_workspace_bytes, stream, label)
+        if cublaslt_takes(name, args):
+            self._keep(("cublaslt", thread, stream), self._traits.cublaslt_workspace_bytes, stream, label)
+
+    def _keep(self, key: object, size_bytes: int, stream: int, label: int) -> None:
+        if key not in self._workspaces:
+            self._workspaces.add(key)
+            self.tape.alloc(size_bytes, stream, label)
+            self.allocated_bytes += round_size(size_bytes)
+
+
+_HINT = "no estimate can be given for a model that does this; replace the operation or measure on a GPU"
+
+
+_OWN_STORAGE, _OWN_TENSOR = 2, 4
+"""Use counts of a storage and a tensor that only the backward's input buffer holds, seen from inside a dispatch."""
+
+
+def _accumulates(args: tuple[Any, ...]) -> bool:
+    """Whether an addition is the backward's summing of gradients, which CUDA does in place where nobody else looks.
+
+    For tensor subclasses the engine never works in place, so the fake sum must be told apart here.
+    Source: torch 2.11 `torch/csrc/autograd/input_buffer.cpp` (`can_accumulate_inplace`).
+    """
+    old, new = args[0], args[1]
+    if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)) or old.device.type != DEVICE_TYPE:
+        return False
+    if old.shape != new.shape or old.dtype != new.dtype or old._use_count() > _OWN_TENSOR:  # noqa: SLF001
+        return False
+    if torch._C._storage_Use_Count(old.untyped_storage()._cdata) > _OWN_STORAGE:  # noqa: SLF001
+        return False
+    return _called_by_engine() and torch._prims_common.is_non_overlapping_and_dense(old)  # noqa: SLF001
+
+
+def _called_by_engine() -> bool:
+    """Whether C++ called, from inside a backward, rather than Python code."""
+    frame = sys._getframe(3)  # noqa: SLF001
+    while frame is not None and frame.f_code.co_filename.endswith(_DISPATCH_FILES):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+_DISPATCH_FILES = ("_compile.py", "eval_frame.py", "_python_dispatch.py")
+
+
+def _on_gpu(args: tuple[Any, ...], out: object) -> bool:
+    for item in (*args, out):
+        if isinstance(item, torch.Tensor):
+            return item.device.type == DEVICE_TYPE
+    return False
+
+
+def _calling_package() -> str:
+    """The top package of the nearest frame outside torch's and dstune's dispatch."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in {"torch", "dstune"}:
+            return package
+        if frame.f_back is None:
+            return package
+        frame = frame.f_back
+    return "torch"

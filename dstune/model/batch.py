@@ -1,0 +1,50 @@
+"""A synthetic batch of the kind a model's family is trained on."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class BatchShape(NamedTuple):
+    """How large, and where."""
+
+    micro_batch: int
+    seq_len: int
+    device: torch.device
+
+
+def batch_for(module: torch.nn.Module, shape: BatchShape, *, mask: bool | None) -> dict[str, Any]:
+    """Keyword arguments of one micro-step.
+
+    Args:
+        module: A transformers model, perhaps wrapped by peft.
+        shape: Sequences, tokens, device.
+        mask: Whether to pass an attention mask of ones; None means where the family's tokenizers always give one.
+    """
+    config: Any = module.config
+    if getattr(config, "image_size", None) is not None and getattr(config, "vocab_size", None) is None:
+        return _images(module, config, shape)
+    ids = torch.zeros((shape.micro_batch, shape.seq_len), dtype=torch.long, device=shape.device)
+    batch: dict[str, Any] = {"input_ids": ids, "labels": _labels(module, ids)}
+    if mask or (mask is None and _expects_mask(module, config)):
+        batch["attention_mask"] = torch.ones_like(ids)
+    return batch
+
+
+def _images(module: torch.nn.Module, config: Any, shape: BatchShape) -> dict[str, Any]:
+    size = config.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    dtype = next(module.parameters()).dtype
+    pixels = torch.empty((shape.micro_batch, config.num_channels, height, width), dtype=dtype, device=shape.device)
+    return {"pixel_values": pixels, "labels": torch.zeros(shape.micro_batch, dtype=torch.long, device=shape.device)}
+
+
+def _labels(module: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """One label a token, or one a sequence for classifiers."""
+    if type(module).__name__.endswith("ForSequenceClassification"):
+        return ids.new_zeros(ids.shape[0])
+    return ids
+
+
+def _expects_mask(module: torch.nn.Module, config: Any) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False)) or "MaskedLM" in type(module).__name__

@@ -1,0 +1,63 @@
+"""The shared words, one for each concept. This module imports nothing heavy: the command line needs it at once."""
+
+from enum import StrEnum
+
+
+class Offload(StrEnum):
+    """What ZeRO-Offload keeps on the host."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """Optimizer states and their update (ZeRO 1, 2 and 3)."""
+    OPTIMIZER_PARAM = "optimizer+param"
+    """Optimizer states and parameters (ZeRO 3 only)."""
+
+
+class Precision(StrEnum):
+    """What DeepSpeed trains in."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class Checkpointing(StrEnum):
+    """Activation checkpointing: recompute the forward of each layer in the backward."""
+
+    OFF = "off"
+    ON = "on"
+    """Non-reentrant, what torch and transformers recommend."""
+    REENTRANT = "reentrant"
+    """The older autograd-function form."""
+
+
+class Attention(StrEnum):
+    """How the model computes attention (transformers' `attn_implementation`)."""
+
+    SDPA = "sdpa"
+    EAGER = "eager"
+
+
+class Routing(StrEnum):
+    """Where the tokens of a mixture of experts go, since no router is trained here."""
+
+    BALANCED = "balanced"
+    """Every expert gets the same number of tokens."""
+    FIRST = "first"
+    """Every token goes to the first experts: what a router of zeros does, and the upper bound."""
+
+
+STAGES = (0, 1, 2, 3)
+
+
+def allowed_offloads(stage: int) -> tuple[Offload, ...]:
+    """The offloads that have an effect at a ZeRO stage.
+
+    Source: deepspeed 0.19.8 `runtime/zero/offload_config.py` (documented "valid with stage 1, 2, 3" for the
+    optimizer and "only with stage 3" for parameters).
+    """
+    if stage == 0:
+        return (Offload.NONE,)
+    if stage in {1, 2}:
+        return (Offload.NONE, Offload.OPTIMIZER)
+    return (Offload.NONE, Offload.OPTIMIZER, Offload.OPTIMIZER_PARAM)
