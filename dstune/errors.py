@@ -48,6 +48,8 @@ class DstuneError(Exception):
         self.message = message
         self.hint = hint
         self.because = because
+        self.trace = ""
+        """Traceback of another process, for `--debug`."""
 
 
 class UsageError(DstuneError):

@@ -49,8 +49,8 @@ class TrainingPlan(BaseModel):
     """Processes that share one host's memory."""
     attention: Attention = Attention.SDPA
     """How the model computes attention."""
-    attention_mask: bool = False
-    """Whether the batch carries a mask of ones, as tokenizers give."""
+    attention_mask: bool | None = None
+    """Whether the batch carries a mask of ones, as tokenizers give; None leaves it to the model's family."""
     lora: LoraPlan | None = None
     """Adapters, if any."""
     load_dtype: str | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from dstune.estimator.device import DEVICE_TYPE, Event, Stream, use_stream
@@ -140,8 +141,13 @@ class VirtualAccelerator(CPU_Accelerator):  # type: ignore[misc]
         """The capacity less what is in use."""
         return self._total_bytes - self._tracer.allocated_bytes
 
-    # -- pinned host memory: DeepSpeed's public methods end in these three ----------------------------------------
+    # -- pinned host memory: DeepSpeed's public methods end in these three; the CPU's accelerator bypasses them ------
+    _torch_pins_host_memory = True
+    pin_memory = DeepSpeedAccelerator.pin_memory
+
     def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._tracer.is_pinned(tensor):
+            return tensor
         with self._tracer.pinning():
             return torch.empty_like(tensor)
 

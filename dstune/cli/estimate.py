@@ -1,0 +1,135 @@
+"""`dstune estimate`."""
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from dstune.cli import options
+from dstune.cli.request import Words, read_cluster, read_plans
+from dstune.cluster import Cluster
+from dstune.errors import BY_CODE, DstuneError, ExitCode, InternalError
+from dstune.estimator import estimate_plans
+from dstune.estimator.result import Estimate, Refusal
+from dstune.model.source import resolve
+from dstune.plan import TrainingPlan
+from dstune.report import text
+from dstune.report.table import Layout
+from dstune.report.machine import envelope, estimate_entry, refusal_entry
+from dstune.vocab import Routing
+
+Result = Estimate | Refusal
+
+
+def estimate(
+    model: options.ModelWord,
+    gpu: options.GpuWord = None,
+    gpus: options.Gpus = None,
+    nodes: options.Nodes = 1,
+    host_memory: options.HostMemory = None,
+    zero: options.Zero = "0,1,2,3",
+    offload: options.OffloadWords = "all",
+    precision: options.PrecisionWords = "all",
+    checkpointing: options.CheckpointingWord = "off",
+    micro_batch: options.MicroBatch = None,
+    accumulation: options.Accumulation = None,
+    seq_len: options.SeqLen = None,
+    optimizer: options.Optimizer = "AdamW",
+    attention: options.AttentionWord = "sdpa",
+    lora: options.Lora = None,
+    routing: options.RoutingWord = "balanced",
+    ds_config: options.DsConfig = None,
+    plan: options.PlanFile = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    jobs: options.Jobs = None,
+    exit_zero: options.ExitZero = False,
+    json: options.Json = False,
+) -> ExitCode:
+    """What each ZeRO stage, offload and precision needs on the GPU and the host; no GPU is used.
+
+    dstune estimate llama-3-8b --gpu h100 --gpus 8 --micro-batch 2 --seq-len 4096
+
+    dstune estimate ./my-model --gpu 24GiB --zero 2,3 --checkpointing both
+
+    dstune estimate gpt2 --gpu a100-80gb --gpus 8 --ds-config ds_config.json --json
+    """
+    options.at_least_one(jobs, "--jobs")
+    spec = resolve(model, trust_remote_code=trust_remote_code)
+    cluster = read_cluster(gpu, gpus, nodes, host_memory)
+    words = Words(
+        zero, offload, precision, checkpointing, micro_batch, accumulation, seq_len, optimizer, attention, lora,
+        ds_config, plan,
+    )  # fmt: skip
+    plans, from_file = read_plans(words, spec, cluster)
+    chosen = options.listed(routing, "--routing", Routing, tuple(Routing))[0]
+    found = estimate_plans(plans, spec, cluster, num_parallel=jobs, routing=chosen)
+    results = _ordered(found)
+    if json:
+        done = list(results)
+        _raise_if_hopeless(done)
+        code = _exit_code(done, exit_zero=exit_zero)
+        sys.stdout.write(_document(done, code) + "\n")
+        return code
+    return _show(results, plans, cluster, spec.name, from_file=from_file, exit_zero=exit_zero)
+
+
+def _ordered(found: Iterator[tuple[int, Result]]) -> Iterator[Result]:
+    """Results in the order of their plans, each as soon as those before it are done."""
+    held: dict[int, Result] = {}
+    due = 0
+    for number, result in found:
+        held[number] = result
+        while due in held:
+            yield held.pop(due)
+            due += 1
+
+
+def _show(
+    results: Iterator[Result], plans: list[TrainingPlan], cluster: Cluster, name: str, *, from_file: bool,
+    exit_zero: bool,
+) -> ExitCode:
+    out, err = text.console(), text.console(stderr=True)
+    _say_loading(err, len(plans))
+    layout = Layout.of(plans)
+    done: list[Result] = []
+    for result in results:
+        if not any(isinstance(one, Estimate) for one in done) and isinstance(result, Estimate):
+            out.print(text.caption(name, plans[-1], cluster, result), "", layout.header(), sep="\n")
+            for earlier in done:
+                out.print(layout.row(earlier))
+        done.append(result)
+        if any(isinstance(one, Estimate) for one in done):
+            out.print(layout.row(result, label="file" if from_file and len(done) == 1 else None))
+    _raise_if_hopeless(done)
+    out.print()
+    for line in text.answer(done, name, cluster.gpus_per_node):
+        out.print(line)
+    return _exit_code(done, exit_zero=exit_zero)
+
+
+def _say_loading(err: Console, num_plans: int) -> None:
+    err.print(f"loading torch, deepspeed and transformers for {num_plans} plan{'s' if num_plans > 1 else ''} ...")
+
+
+def _raise_if_hopeless(results: list[Result]) -> None:
+    """No plan could be run: then that is the error, not a table of nothing."""
+    if any(isinstance(result, Estimate) for result in results):
+        return
+    first = results[0]
+    assert isinstance(first, Refusal)
+    kind: type[DstuneError] = BY_CODE.get(first.code, InternalError)
+    error = kind(first.message, hint=first.hint, because=first.because)
+    error.trace = first.traceback
+    raise error
+
+
+def _exit_code(results: list[Result], *, exit_zero: bool) -> ExitCode:
+    fits = any(isinstance(result, Estimate) and result.fits for result in results)
+    return ExitCode.OK if fits or exit_zero else ExitCode.NEGATIVE
+
+
+def _document(results: list[Result], code: ExitCode) -> str:
+    estimates = [estimate_entry(result) for result in results if isinstance(result, Estimate)]
+    refused = tuple(refusal_entry(result) for result in results if isinstance(result, Refusal))
+    return envelope("estimate", code, {"estimates": estimates, "refused": list(refused)})
+

@@ -1,0 +1,99 @@
+"""Tables and messages for people. Sizes in GiB; colour only repeats what a word says."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dstune.cluster import Cluster, Gpu
+from dstune.errors import DstuneError
+from dstune.estimator.overhead import overhead
+from dstune.estimator.result import Estimate, Refusal
+from dstune.model.presets import Preset
+from dstune.plan import TrainingPlan
+from dstune.units import count, gib
+from dstune.vocab import Checkpointing
+
+WIDE = 160
+"""Columns when standard output is no terminal: nothing may be cut."""
+
+
+def caption(name: str, plan: TrainingPlan, cluster: Cluster, first: Estimate) -> str:
+    """What does not vary, above the table."""
+    gpus = f"{cluster.world_size} x {cluster.gpu.name}"
+    nodes = f" on {cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}"
+    outside = overhead(cluster.world_size)
+    host = "" if cluster.host_bytes is None else f", host {gib(cluster.host_bytes)} a node"
+    return (
+        f"{name}, {count(first.num_parameters)} parameters, {plan.optimizer}, accumulation "
+        f"{plan.gradient_accumulation_steps}, checkpointing {plan.activation_checkpointing.value}\n"
+        f"{gpus}{nodes}, micro-batch {plan.micro_batch} x {plan.seq_len}; GiB: GPU "
+        f"{gib(cluster.gpu.capacity_bytes)}{host}; outside torch {gib(outside.size_bytes)} (assumed)"
+    )
+
+
+def answer(results: Sequence[Estimate | Refusal], model: str, gpus: int) -> list[Text]:
+    """The last lines: what to do."""
+    fitting = [result for result in results if isinstance(result, Estimate) and result.fits]
+    if not fitting:
+        estimates = [result for result in results if isinstance(result, Estimate)]
+        least = min(estimates, key=lambda one: one.gpu.needed_bytes, default=None)
+        said = "Nothing fits" if least is None else f"Nothing fits; least on the GPU: {describe(least.plan)}"
+        return [Text(said, "red"), Text("Next: a smaller --micro-batch, --checkpointing on, --offload, or more --gpus")]
+    best = min(fitting, key=_cost)
+    return [
+        Text(f"Fits with the least communication and recomputation: {describe(best.plan)}", "green"),
+        Text(f"Next: dstune estimate {model} --gpus {gpus} --zero {best.plan.zero_stage} --json", "cyan"),
+    ]
+
+
+def _cost(estimate: Estimate) -> tuple[int, int, int, int]:
+    """Offload costs most, then recomputation, then stage; half precision before full."""
+    plan = estimate.plan
+    offloads = ("none", "optimizer", "optimizer+param").index(plan.offload.value)
+    precisions = ("bf16", "fp16", "fp32").index(plan.precision.value)
+    return offloads, int(plan.activation_checkpointing is not Checkpointing.OFF), plan.zero_stage, precisions
+
+
+def describe(plan: TrainingPlan) -> str:
+    """A plan in a few words."""
+    offload = "no offload" if plan.offload == "none" else f"offload {plan.offload.value}"
+    checkpointing = "" if plan.activation_checkpointing is Checkpointing.OFF else ", checkpointing"
+    return f"ZeRO {plan.zero_stage}, {offload}, {plan.precision.value}{checkpointing}, micro-batch {plan.micro_batch}"
+
+
+def error_lines(error: DstuneError) -> list[Text]:
+    """`error:`, causes, a blank line, `hint:`."""
+    lines = [Text.assemble(("error: ", "red"), error.message)]
+    lines.extend(Text(f"  because: {cause}") for cause in error.because)
+    if error.hint:
+        lines.extend((Text(), Text.assemble(("hint: ", "cyan"), error.hint)))
+    return lines
+
+
+def gpus_table(gpus: Sequence[Gpu]) -> Table:
+    """The catalogue."""
+    table = Table("name", box=SIMPLE_HEAD)
+    for header in ("GiB", "capability", "multiprocessors"):
+        table.add_column(header, justify="right")
+    table.add_column("source")
+    for gpu in gpus:
+        capability = ".".join(map(str, gpu.compute_capability))
+        table.add_row(gpu.name, gib(gpu.capacity_bytes), capability, str(gpu.num_multiprocessors), gpu.source)
+    return table
+
+
+def models_table(models: Sequence[Preset]) -> Table:
+    """The presets."""
+    table = Table("name", "class", "values of", box=SIMPLE_HEAD)
+    for preset in models:
+        table.add_row(preset.name, preset.class_name, preset.source)
+    return table
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that never cuts what is piped."""
+    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, soft_wrap=True, width=WIDE)
