@@ -30,7 +30,7 @@ app.command()(models)
 app.command()(gpus)
 
 
-def _version(wanted: bool) -> None:  # noqa: FBT001 - a flag's callback
+def _version(wanted: bool) -> None:
     if wanted:
         sys.stdout.write(f"dstune {__version__}\n")
         raise typer.Exit

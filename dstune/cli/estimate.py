@@ -14,8 +14,8 @@ from dstune.estimator.result import Estimate, Refusal
 from dstune.model.source import resolve
 from dstune.plan import TrainingPlan
 from dstune.report import text
-from dstune.report.table import Layout
 from dstune.report.machine import envelope, estimate_entry, refusal_entry
+from dstune.report.table import Layout
 from dstune.vocab import Routing
 
 Result = Estimate | Refusal
@@ -85,7 +85,12 @@ def _ordered(found: Iterator[tuple[int, Result]]) -> Iterator[Result]:
 
 
 def _show(
-    results: Iterator[Result], plans: list[TrainingPlan], cluster: Cluster, name: str, *, from_file: bool,
+    results: Iterator[Result],
+    plans: list[TrainingPlan],
+    cluster: Cluster,
+    name: str,
+    *,
+    from_file: bool,
     exit_zero: bool,
 ) -> ExitCode:
     out, err = text.console(), text.console(stderr=True)
@@ -132,4 +137,3 @@ def _document(results: list[Result], code: ExitCode) -> str:
     estimates = [estimate_entry(result) for result in results if isinstance(result, Estimate)]
     refused = tuple(refusal_entry(result) for result in results if isinstance(result, Refusal))
     return envelope("estimate", code, {"estimates": estimates, "refused": list(refused)})
-

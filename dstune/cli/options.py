@@ -24,14 +24,14 @@ TrustRemoteCode = Annotated[
 ]
 Lora = Annotated[
     str | None,
-    typer.Option(
-        "--lora", metavar="r=N,targets=A:B", help="Train low-rank adapters only.", rich_help_panel=MODEL
-    ),
+    typer.Option("--lora", metavar="r=N,targets=A:B", help="Train low-rank adapters only.", rich_help_panel=MODEL),
 ]
 GpuWord = Annotated[
     str | None,
     typer.Option(
-        "--gpu", metavar="NAME|SIZE", help="a100-80gb, h100 ..., or 24GiB. Default: the one here.",
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="a100-80gb, h100 ..., or 24GiB. Default: the one here.",
         rich_help_panel=HARDWARE,
     ),
 ]
@@ -42,7 +42,9 @@ Nodes = Annotated[int, typer.Option("--nodes", help="Nodes.", rich_help_panel=HA
 HostMemory = Annotated[
     str | None,
     typer.Option(
-        "--host-memory", metavar="SIZE", help="Memory of a node. Default: this one's, if its GPU is meant.",
+        "--host-memory",
+        metavar="SIZE",
+        help="Memory of a node. Default: this one's, if its GPU is meant.",
         rich_help_panel=HARDWARE,
     ),
 ]
@@ -78,16 +80,15 @@ SeqLen = Annotated[
         "--seq-len", help="Tokens a sequence. Default: 1024, or what the model takes.", rich_help_panel=TRAINING
     ),
 ]
-Optimizer = Annotated[
-    str, typer.Option("--optimizer", help="DeepSpeed's optimizer type.", rich_help_panel=TRAINING)
-]
+Optimizer = Annotated[str, typer.Option("--optimizer", help="DeepSpeed's optimizer type.", rich_help_panel=TRAINING)]
 AttentionWord = Annotated[
     str, typer.Option("--attention", metavar="sdpa|eager", help="How attention is computed.", rich_help_panel=TRAINING)
 ]
 RoutingWord = Annotated[
     str,
     typer.Option(
-        "--routing", metavar="balanced|first",
+        "--routing",
+        metavar="balanced|first",
         help="Mixture of experts: tokens spread evenly, or all to the first experts (the worst case).",
         rich_help_panel=TRAINING,
     ),
@@ -95,7 +96,9 @@ RoutingWord = Annotated[
 DsConfig = Annotated[
     str | None,
     typer.Option(
-        "--ds-config", metavar="FILE", help="Run exactly this ds_config first; other rows vary it.",
+        "--ds-config",
+        metavar="FILE",
+        help="Run exactly this ds_config first; other rows vary it.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -104,9 +107,7 @@ PlanFile = Annotated[
     typer.Option("--plan", metavar="FILE", help="A plan as JSON, and nothing else.", rich_help_panel=TRAINING),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=OUTPUT)]
-ExitZero = Annotated[
-    bool, typer.Option("--exit-zero", help="Exit 0 even if nothing fits.", rich_help_panel=OUTPUT)
-]
+ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit 0 even if nothing fits.", rich_help_panel=OUTPUT)]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", help="Plans run at once. Default: one a core.", rich_help_panel=OUTPUT)
 ]

@@ -22,8 +22,12 @@ from dstune.vocab import Attention, Checkpointing, Offload, Precision
 
 DEFAULT_SEQ_LEN = 1024
 LEARNED_POSITIONS = {
-    "gpt2": "n_positions", "bert": "max_position_embeddings", "opt": "max_position_embeddings",
-    "roberta": "max_position_embeddings", "gpt_bigcode": "n_positions", "electra": "max_position_embeddings",
+    "gpt2": "n_positions",
+    "bert": "max_position_embeddings",
+    "opt": "max_position_embeddings",
+    "roberta": "max_position_embeddings",
+    "gpt_bigcode": "n_positions",
+    "electra": "max_position_embeddings",
 }
 """Model types whose positions are a table, and where its length stands: a longer sequence cannot run."""
 DEFAULT_POSITIONS = {"gpt2": 1024, "bert": 512, "opt": 2048, "roberta": 512, "gpt_bigcode": 1024, "electra": 512}
@@ -74,7 +78,9 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
     if words.plan is not None:
         return [_plan_from_file(Path(words.plan))], True
     for number, flag in (
-        (words.micro_batch, "--micro-batch"), (words.accumulation, "--accumulation"), (words.seq_len, "--seq-len")
+        (words.micro_batch, "--micro-batch"),
+        (words.accumulation, "--accumulation"),
+        (words.seq_len, "--seq-len"),
     ):
         at_least_one(number, flag)
     base = TrainingPlan(
@@ -135,7 +141,9 @@ def _seq_len(asked: int | None, model: ModelSpec) -> int:
     kind = str(model.config.get("model_type", ""))
     most = model.config.get(LEARNED_POSITIONS[kind], DEFAULT_POSITIONS[kind]) if kind in LEARNED_POSITIONS else None
     if most is not None and asked is not None and asked > most:
-        raise UsageError(f"--seq-len {asked} is more than the {most} positions of `{model.name}`", hint=f"at most {most}")
+        raise UsageError(
+            f"--seq-len {asked} is more than the {most} positions of `{model.name}`", hint=f"at most {most}"
+        )
     return asked or min(DEFAULT_SEQ_LEN, most or DEFAULT_SEQ_LEN)
 
 

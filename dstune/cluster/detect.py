@@ -25,7 +25,7 @@ def detect_gpu() -> tuple[Gpu, int]:
 
         pynvml.nvmlInit()
         handles = _visible(pynvml)
-    except Exception as error:  # noqa: BLE001 - NVML raises its own family, and ImportError and OSError
+    except Exception as error:
         raise _none(str(error)) from error
     if not handles:
         raise _none("no GPU is visible")

@@ -138,7 +138,7 @@ def _offload(zero: dict[str, Any]) -> Offload:
         block = zero.get(key)
         return isinstance(block, dict) and block.get("device", "cpu") != "none"
 
-    if on("offload_param") and zero.get("stage") == 3:  # noqa: PLR2004 - parameters are offloaded at stage 3 only
+    if on("offload_param") and zero.get("stage") == 3:
         return Offload.OPTIMIZER_PARAM
     return Offload.OPTIMIZER if on("offload_optimizer") else Offload.NONE
 

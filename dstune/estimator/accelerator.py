@@ -11,7 +11,7 @@ import torch
 from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-from dstune.estimator.device import DEVICE_TYPE, Event, Stream, use_stream
+from dstune.estimator.device import DEVICE_TYPE, AnyStream, Event, Stream, use_stream
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.opkernels import builder_for
 from dstune.estimator.tracer import Tracer
@@ -105,15 +105,15 @@ class VirtualAccelerator(CPU_Accelerator):  # type: ignore[misc]
         return tensor.device.type == DEVICE_TYPE
 
     # -- streams -------------------------------------------------------------------------------------------------
-    def stream(self, stream: Stream | None) -> use_stream:
+    def stream(self, stream: AnyStream | None) -> use_stream:
         """Allocations inside come from this stream's pools."""
         return use_stream(stream)
 
-    def current_stream(self, _device_index: int | None = None) -> Stream:
+    def current_stream(self, _device_index: int | None = None) -> AnyStream:
         """Always the same object for the same stream."""
         return Stream.current
 
-    def default_stream(self, _device_index: int | None = None) -> Stream:
+    def default_stream(self, _device_index: int | None = None) -> AnyStream:
         """Stream 0."""
         return Stream.default
 

@@ -64,7 +64,7 @@ def _cudnn_takes(call: AttentionCall, gpu: GpuTraits) -> bool:
     """`can_use_cudnn_attention`."""
     if call.dtype not in {"float16", "bfloat16"} or call.mask_requires_grad or call.key_len == 1:
         return False
-    most = CUDNN_MAX_HEAD_DIM if gpu.major == 9 else CUDNN_MAX_HEAD_DIM // 2  # noqa: PLR2004 - Hopper
+    most = CUDNN_MAX_HEAD_DIM if gpu.major == 9 else CUDNN_MAX_HEAD_DIM // 2
     sizes = (call.head_dim, call.value_head_dim)
     return all(size % 8 == 0 and size <= most for size in sizes)
 
@@ -83,9 +83,9 @@ def _flash_takes(call: AttentionCall, gpu: GpuTraits) -> bool:
 def _narrow_backward(call: AttentionCall, gpu: GpuTraits) -> bool:
     """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`: too little shared memory for it."""
     small_shared = (gpu.major == 8 and gpu.minor in {6, 9}) or gpu.major == 12
-    if not (small_shared and call.requires_grad and call.head_dim > 192):  # noqa: PLR2004
+    if not (small_shared and call.requires_grad and call.head_dim > 192):
         return False
-    return call.head_dim <= 224 or call.dropout > 0  # noqa: PLR2004
+    return call.head_dim <= 224 or call.dropout > 0
 
 
 def _efficient_takes(call: AttentionCall, gpu: GpuTraits) -> bool:

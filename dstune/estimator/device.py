@@ -76,6 +76,8 @@ class Stream:
 
 
 Stream.current = Stream.default = Stream()
+AnyStream = Stream
+"""The type, for classes that have an attribute `Stream`."""
 
 
 class use_stream:  # noqa: N801 - a context manager, named like torch.cuda.stream
@@ -96,7 +98,7 @@ class use_stream:  # noqa: N801 - a context manager, named like torch.cuda.strea
         Stream.current = self._before
 
 
-class DeviceModule(_DummyBackendModule):  # type: ignore[misc]
+class DeviceModule(_DummyBackendModule):
     """`torch.vgpu`: what torch asks a backend."""
 
     Stream, Event = Stream, Event
@@ -112,11 +114,11 @@ class DeviceModule(_DummyBackendModule):  # type: ignore[misc]
     def set_rng_state(self, *_args: object) -> None:
         """Nothing is random here."""
 
-    def current_stream(self, *_args: object) -> Stream:
+    def current_stream(self, *_args: object) -> AnyStream:
         """The stream that allocations go to."""
         return Stream.current
 
-    def default_stream(self, *_args: object) -> Stream:
+    def default_stream(self, *_args: object) -> AnyStream:
         """Stream 0."""
         return Stream.default
 

@@ -14,9 +14,7 @@ def failure_from(error: BaseException) -> Failure:
     """Classify an exception by its type and by where it was raised."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, DstuneError):
-        return Failure(
-            code=error.code, message=error.message, hint=error.hint, because=error.because, traceback=trace
-        )
+        return Failure(code=error.code, message=error.message, hint=error.hint, because=error.because, traceback=trace)
     frames = traceback.extract_tb(error.__traceback__)
     reason = _reason(error)
     if any(Path(frame.filename).parts[-2:-1] == ("deepspeed",) or "/deepspeed/" in frame.filename for frame in frames):

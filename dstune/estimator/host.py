@@ -56,11 +56,11 @@ def host_memory(tape: Tape) -> HostMemory:
             else:
                 pinned += rounded
         elif kind == Kind.FREE and block in live:
-            stream, size = live.pop(block)
-            if stream == HOST_PAGEABLE:
-                pageable -= size
+            kept, held = live.pop(block)
+            if kept == HOST_PAGEABLE:
+                pageable -= held
             else:
-                cached[size] += 1
+                cached[held] += 1
         elif kind == Kind.ALLOC and stream >= 0:
             base = TRAIN_BASE_BYTES
         if pinned + pageable + base > peak:

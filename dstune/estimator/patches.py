@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from dstune.estimator.attention import AttentionCall, AttentionKernel, choose_kernel
 from dstune.estimator.device import DEVICE_TYPE
 from dstune.estimator.gpu import GpuTraits
-
-aten = torch.ops.aten
+from dstune.estimator.sdpa import virtual_sdpa
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def _make_subclass(original: Any, _traits: GpuTraits) -> Any:
     def make(
         cls: type,
         data: torch.Tensor,
-        require_grad: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+        require_grad: bool = False,
         *,
         dispatch_device: bool = False,
         device_for_backend_keys: torch.device | None = None,
@@ -74,7 +72,7 @@ def _make_subclass(original: Any, _traits: GpuTraits) -> Any:
 
 
 def _fake_data(_original: Any, _traits: GpuTraits) -> property:
-    data = torch._C.TensorBase.data
+    data: Any = torch._C.TensorBase.data
 
     def get(self: FakeTensor) -> Any:
         return data.__get__(self)
@@ -126,104 +124,6 @@ def _builder(name: str) -> Callable[[Any, GpuTraits], Any]:
     return make
 
 
-def _sdpa(original: Any, traits: GpuTraits) -> Callable[..., torch.Tensor]:
-    def attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-        scale: float | None = None,
-        enable_gqa: bool = False,  # noqa: FBT001, FBT002
-    ) -> torch.Tensor:
-        if query.device.type != DEVICE_TYPE:
-            plain: torch.Tensor = original(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-            return plain
-        call = _describe(query, key, value, attn_mask, dropout_p, is_causal)
-        kernel = choose_kernel(call, traits)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = _bias_from_bool(attn_mask, query.dtype)
-        if kernel is AttentionKernel.CUDNN:
-            return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
-                query, key, value, attn_mask, call.requires_grad, dropout_p, is_causal, scale=scale
-            )[0]
-        if kernel is AttentionKernel.FLASH:
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        if kernel is AttentionKernel.EFFICIENT:
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale, call.requires_grad)
-        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
-
-    return attention
-
-
-def _describe(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    is_causal: bool,  # noqa: FBT001
-) -> AttentionCall:
-    return AttentionCall(
-        dtype=str(query.dtype).removeprefix("torch."),
-        num_heads=query.shape[-3],
-        num_kv_heads=key.shape[-3],
-        query_len=query.shape[-2],
-        key_len=key.shape[-2],
-        head_dim=query.shape[-1],
-        value_head_dim=value.shape[-1],
-        has_mask=mask is not None,
-        mask_requires_grad=mask is not None and mask.requires_grad,
-        is_causal=is_causal,
-        dropout=dropout,
-        requires_grad=torch.is_grad_enabled()
-        and (query.requires_grad or key.requires_grad or value.requires_grad),
-    )
-
-
-def _bias_from_bool(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Source: torch 2.11 `aten/src/ATen/native/transformers/attention.cpp` (`convert_boolean_attn_mask`)."""
-    return torch.where(mask, 0.0, float("-inf")).to(dtype)
-
-
-def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, is_causal: bool, scale: float | None  # noqa: FBT001
-) -> torch.Tensor:
-    """Heads are padded to a multiple of 8 (`pad_last_dim<8>` in the same file)."""
-    head_dim = query.shape[-1]
-    scale = head_dim**-0.5 if scale is None else scale
-    if head_dim % 8:
-        query, key, value = (torch.nn.functional.pad(part, (0, 8 - head_dim % 8)) for part in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, scale=scale)[0]
-    return out[..., :head_dim] if head_dim % 8 else out  # type: ignore[no-any-return]
-
-
-def _efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    is_causal: bool,  # noqa: FBT001
-    scale: float | None,
-    requires_grad: bool,  # noqa: FBT001
-) -> torch.Tensor:
-    """The mask is expanded to all heads and its rows padded to a multiple of 16 (`preprocess_mask`, `pad_bias<16>`)."""
-    if mask is not None:
-        length = mask.shape[-1]
-        if length % 16:
-            mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
-        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
-        query, key, value, mask, requires_grad, dropout, is_causal, scale=scale
-    )[0]
-
-
 _ONE_RANK = "ranks cannot disagree when there is one, and the values compared are not computed"
 _ONE_RANK_UNTIL = "DeepSpeed skips the check for the fake process group"
 
@@ -269,7 +169,7 @@ PATCHES: tuple[Patch, ...] = (
         "torch.nn.functional:scaled_dot_product_attention",
         "PrivateUse1 takes the math path; CUDA chooses a fused kernel, which keeps far less for the backward",
         "torch can be asked for CUDA's choice for another device",
-        _sdpa,
+        virtual_sdpa,
     ),
     Patch(
         "deepspeed.ops.adam.fused_adam:FusedAdamBuilder",
@@ -323,4 +223,4 @@ def apply_all(traits: GpuTraits) -> None:
     """Change this process. One thread does the backward: a thread for the virtual GPU would crash at exit."""
     for patch in PATCHES:
         patch.apply(traits)
-    torch.autograd.set_multithreading_enabled(False)  # type: ignore[no-untyped-call]
+    torch.autograd.set_multithreading_enabled(False)

@@ -3,6 +3,7 @@
 One worker imports everything once and forks for each job; whatever happens here, no process of it survives.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -66,10 +67,8 @@ class Pool:
     ) -> None:
         process = self._process
         if process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:

@@ -36,7 +36,9 @@ class Buffers:
 
 def iteration_dims(shape: list[int], strides: list[int], reduced: set[int]) -> list[Dim]:
     """Dimensions as TensorIterator orders and joins them: reduced ones first, each group by stride."""
-    dims = [Dim(size, stride, index in reduced) for index, (size, stride) in enumerate(zip(shape, strides, strict=True))]
+    dims = [
+        Dim(size, stride, index in reduced) for index, (size, stride) in enumerate(zip(shape, strides, strict=True))
+    ]
     ordered = sorted((dim for dim in dims if dim.size != 1), key=lambda dim: (not dim.reduced, dim.stride))
     joined: list[Dim] = []
     for dim in ordered:
@@ -66,7 +68,7 @@ def buffers(dims: list[Dim], accumulator_bytes: int, gpu: GpuTraits, output_vect
     fastest = (reduced[0] if along_input else kept[0]) if dims else None
     vector = 1
     if fastest is not None and fastest.stride == 1:
-        if along_input and dim0 >= 128 and len(reduced) == 1:  # noqa: PLR2004 - as in the source
+        if along_input and dim0 >= 128 and len(reduced) == 1:
             dim0 //= VECTOR
         elif not along_input:
             vector = _output_vector(kept, reduced, output_vector)

@@ -61,9 +61,7 @@ class Replay:
                     try:
                         blocks[block] = allocator.malloc(size, stream)
                     except OutOfMemoryError as error:
-                        self.shortage = Shortage(
-                            error.segment_bytes, tape.labels[label], _phase_after(tape, position)
-                        )
+                        self.shortage = Shortage(error.segment_bytes, tape.labels[label], _phase_after(tape, position))
                         return
             elif kind == Kind.FREE:
                 held = blocks.pop(block, None)
@@ -76,9 +74,7 @@ class Replay:
 
     def _mark(self, name: str) -> None:
         one = self.allocator
-        self.phases.append(
-            PhaseMemory(name, one.allocated, one.peak_allocated, one.reserved, one.peak_reserved)
-        )
+        self.phases.append(PhaseMemory(name, one.allocated, one.peak_allocated, one.reserved, one.peak_reserved))
         one.reset_peaks()
 
     @property

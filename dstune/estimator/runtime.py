@@ -122,8 +122,14 @@ class Steps:
 def _join_group(plan: TrainingPlan) -> None:
     """Become rank 0 of the world: collectives of the fake group return at once and leave shapes right."""
     os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(plan.world_size), LOCAL_SIZE=str(plan.ranks_per_node),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="29555", CROSS_RANK="0", CROSS_SIZE="1",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(plan.world_size),
+        LOCAL_SIZE=str(plan.ranks_per_node),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29555",
+        CROSS_RANK="0",
+        CROSS_SIZE="1",
     )
     dist.init_process_group(backend="fake", rank=0, world_size=plan.world_size, store=FakeStore())
 
@@ -133,9 +139,7 @@ def _initialize(built: BuiltModel, plan: TrainingPlan) -> Any:
     extra = {}
     if plan.client_optimizer is not None:
         extra["optimizer"] = CLIENT_OPTIMIZERS[plan.client_optimizer](params)
-    engine, *_ = deepspeed.initialize(
-        model=built.module, model_parameters=params, config=ds_config_for(plan), **extra
-    )
+    engine, *_ = deepspeed.initialize(model=built.module, model_parameters=params, config=ds_config_for(plan), **extra)
     return engine
 
 

@@ -116,7 +116,7 @@ def _flash_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _g
     query, key = args[1], args[2]
     batch, heads, rows, head_dim = query.shape
     rounded = -(-rows // 128) * 128
-    grain = 32 if head_dim <= 128 else 64  # noqa: PLR2004 - as in the source
+    grain = 32 if head_dim <= 128 else 64
     yield take(4 * batch * heads * rounded, 1)
     yield take(4 * batch * heads * rounded * (-(-head_dim // grain) * grain), 2)
     if key.shape[1] != heads:

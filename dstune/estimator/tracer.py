@@ -9,6 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     UnsupportedOperatorException,
     unset_fake_temporarily,
 )
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 MATRIX_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 """Operations that take a cuBLAS handle, and with it a workspace."""
-SCALAR_READS = frozenset({aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default})  # noqa: SLF001
+SCALAR_READS = frozenset({aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default})
 """Operations that bring one element to Python."""
 UNKNOWN_SCALARS: dict[torch.dtype, bool | int] = {torch.bool: False}
 """What `.item()` answers to DeepSpeed and torch when content is unknown: no overflow, count 0; floats are 1.0."""
@@ -79,7 +79,7 @@ class Tracer(TorchDispatchMode):
     def born(self, tensor: torch.Tensor, label: int) -> None:
         """Record the storage of an operation's result, unless it is known already."""
         storage = tensor.untyped_storage()
-        key: int = storage._cdata  # noqa: SLF001
+        key: int = storage._cdata
         size = storage.nbytes()
         known = self._live.get(key)
         if known is not None:
@@ -125,7 +125,7 @@ class Tracer(TorchDispatchMode):
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor was born pinned."""
-        return tensor.untyped_storage()._cdata in self._pinned  # noqa: SLF001
+        return tensor.untyped_storage()._cdata in self._pinned
 
     # -- operations ----------------------------------------------------------------------------------------------
     def __torch_dispatch__(
@@ -141,7 +141,7 @@ class Tracer(TorchDispatchMode):
 
     def _dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.num_ops += 1
-        name = func._schema.name  # noqa: SLF001
+        name = func._schema.name
         if func in SCALAR_READS:
             return self._scalar(args[0])
         label = self.tape.label(f"{name} {self.modules.path}")
@@ -160,9 +160,9 @@ class Tracer(TorchDispatchMode):
     def _hand_over(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """On CUDA the sum is written into the old tensor: its block lives on in the new one."""
         old_storage, new_storage = old.untyped_storage(), new.untyped_storage()
-        known = self._live.pop(old_storage._cdata, None)  # noqa: SLF001
+        known = self._live.pop(old_storage._cdata, None)
         if known is not None:
-            key = new_storage._cdata  # noqa: SLF001
+            key = new_storage._cdata
             self._live[key] = (known[0], known[1], weakref.ref(new_storage, functools.partial(self._died, key)))
 
     def _record(self, out: object, label: int) -> None:
@@ -247,7 +247,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _take_workspaces(self, name: str, args: tuple[Any, ...], label: int) -> None:
-        """cuBLAS keeps one workspace for each handle and stream; the backward's thread has a handle of its own."""
+        """CuBLAS keeps one workspace for each handle and stream; the backward's thread has a handle of its own."""
         if not _on_gpu(args, None):
             return
         stream = Stream.current.number
@@ -279,24 +279,32 @@ def _accumulates(args: tuple[Any, ...]) -> bool:
     old, new = args[0], args[1]
     if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)) or old.device.type != DEVICE_TYPE:
         return False
-    if old.shape != new.shape or old.dtype != new.dtype or old._use_count() > _OWN_TENSOR:  # noqa: SLF001
+    if old.shape != new.shape or old.dtype != new.dtype or old._use_count() > _OWN_TENSOR:  # type: ignore[attr-defined]
         return False
-    if torch._C._storage_Use_Count(old.untyped_storage()._cdata) > _OWN_STORAGE:  # noqa: SLF001
+    if torch._C._storage_Use_Count(old.untyped_storage()._cdata) > _OWN_STORAGE:
         return False
-    return _called_by_engine() and torch._prims_common.is_non_overlapping_and_dense(old)  # noqa: SLF001
+    return _called_by_engine() and _is_dense(old)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one stretch of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _called_by_engine() -> bool:
     """Whether C++ called, from inside a backward, rather than Python code."""
-    frame = sys._getframe(3)  # noqa: SLF001
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.endswith(_DISPATCH_FILES):
-        if frame.f_back is None:
-            return False
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
-_DISPATCH_FILES = ("_compile.py", "eval_frame.py", "_python_dispatch.py")
+_DISPATCH_FILES = ("estimator/tracer.py", "_compile.py", "eval_frame.py", "_python_dispatch.py")
 
 
 def _on_gpu(args: tuple[Any, ...], out: object) -> bool:
@@ -308,12 +316,10 @@ def _on_gpu(args: tuple[Any, ...], out: object) -> bool:
 
 def _calling_package() -> str:
     """The top package of the nearest frame outside torch's and dstune's dispatch."""
-    frame = sys._getframe(1)  # noqa: SLF001
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in {"torch", "dstune"}:
-            return package
-        if frame.f_back is None:
             return package
         frame = frame.f_back
     return "torch"

@@ -47,7 +47,9 @@ _FILLS: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
 }
 """In-place operations that make content known, whatever it was."""
 
-_WITHOUT_TENSORS = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step, aten.tril_indices.default})
+_WITHOUT_TENSORS = frozenset(
+    {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.tril_indices.default}
+)
 """Constructors computed from their numbers."""
 
 
@@ -63,7 +65,7 @@ def value_of(tensor: object) -> torch.Tensor | None:
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
     """Attach content to a fake tensor."""
-    tensor._dstune_value = value  # type: ignore[attr-defined]  # noqa: SLF001
+    tensor._dstune_value = value  # type: ignore[attr-defined]
 
 
 class Values:

@@ -30,7 +30,8 @@ class BuiltModel:
 def preload(spec: ModelSpec) -> None:
     """Import what building needs, so that each fork has it already. Faults are left for `build` to report."""
     try:
-        _transformers_class(spec, _transformers_config(spec)) if spec.function is None else None
+        if spec.function is None:
+            _transformers_class(spec, _transformers_config(spec))
     except Exception:  # noqa: BLE001 - reported by `build`, where the user can be told
         return
 
@@ -48,8 +49,9 @@ def build(spec: ModelSpec, plan: TrainingPlan) -> BuiltModel:
     if plan.lora is not None:
         module = _with_lora(module, plan)
     _set_checkpointing(module, plan.activation_checkpointing)
-    if hasattr(module, "config"):
-        module.config.use_cache = False
+    config: Any = getattr(module, "config", None)
+    if config is not None:
+        config.use_cache = False
     module.train()
     return BuiltModel(module, built.make_batch)
 
@@ -70,7 +72,7 @@ def _transformers_class(spec: ModelSpec, config: Any) -> Any:
 
     if spec.class_name is None:
         for auto in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"):
-            known = getattr(transformers, auto)._model_mapping  # noqa: SLF001
+            known = getattr(transformers, auto)._model_mapping
             if type(config) in known:
                 return known[type(config)]
         msg = f"`{spec.name}` names no class to train"
@@ -84,7 +86,7 @@ def _transformers_class(spec: ModelSpec, config: Any) -> Any:
 
 def _from_config(spec: ModelSpec, plan: TrainingPlan) -> BuiltModel:
     config = _transformers_config(spec)
-    config._attn_implementation = plan.attention.value  # noqa: SLF001
+    config._attn_implementation = plan.attention.value
     model_class = _transformers_class(spec, config)
     try:
         with _without_initialization():
@@ -117,7 +119,7 @@ def _from_function(spec: ModelSpec) -> BuiltModel:
         hint = "write `package.module:function` as you would import it from here"
         raise ModelError(msg, hint=hint, because=(f"{type(error).__name__}: {error}",)) from error
     made = function()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and callable(made[1])):  # noqa: PLR2004
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and callable(made[1])):
         msg = f"`{spec.function}` must return a pair: a torch.nn.Module and a function that makes a batch"
         raise ModelError(msg, hint="see docs/how-to/own-model.md")
     return BuiltModel(*made)

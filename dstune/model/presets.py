@@ -33,6 +33,4 @@ class Preset:
 def presets() -> dict[str, Preset]:
     """All built-in models by name, in the order of the file."""
     table = tomllib.loads(files("dstune.model").joinpath("presets.toml").read_text(encoding="utf-8"))
-    return {
-        name: Preset(name, row["source"], row["class"], row["config"]) for name, row in table.items()
-    }
+    return {name: Preset(name, row["source"], row["class"], row["config"]) for name, row in table.items()}

@@ -70,18 +70,14 @@ def read_config(file: Path) -> dict[str, Any]:
     except RecursionError:
         raise ConfigFileError(f"{file}:1: nested too deeply to be a configuration") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ConfigFileError(
-            f"{file}:1: no `model_type`", hint="name the config.json of a Hugging Face model"
-        )
+        raise ConfigFileError(f"{file}:1: no `model_type`", hint="name the config.json of a Hugging Face model")
     return config
 
 
 def _from_config(config: dict[str, Any], name: str, *, trust_remote_code: bool) -> ModelSpec:
     architectures = config.get("architectures") or []
     if "auto_map" in config and not trust_remote_code:
-        raise UsageError(
-            f"`{name}` brings its own code", hint="read it, then pass --trust-remote-code"
-        )
+        raise UsageError(f"`{name}` brings its own code", hint="read it, then pass --trust-remote-code")
     if "auto_map" in config:
         raise ModelError(
             f"`{name}` is built by code that is not part of transformers",
@@ -97,9 +93,13 @@ def _from_config(config: dict[str, Any], name: str, *, trust_remote_code: bool) 
 
 def _training_class(architecture: str) -> str | None:
     """The class to train; a bare encoder such as `LlamaModel` has no loss, so the auto class decides."""
-    return None if re.fullmatch(r"\w+Model", architecture) and "For" not in architecture and not (
-        architecture.endswith("LMHeadModel")
-    ) else architecture
+    return (
+        None
+        if re.fullmatch(r"\w+Model", architecture)
+        and "For" not in architecture
+        and not (architecture.endswith("LMHeadModel"))
+        else architecture
+    )
 
 
 def _from_hub(name: str, *, trust_remote_code: bool) -> ModelSpec:

@@ -67,7 +67,11 @@ class Layout:
 
     def _line(self, cells: Sequence[str]) -> str:
         return " ".join(
-            cell.rjust(column.width) if column.right else cell.ljust(column.width) if column is not COLUMNS[-1] else cell
+            cell.rjust(column.width)
+            if column.right
+            else cell.ljust(column.width)
+            if column is not COLUMNS[-1]
+            else cell
             for column, cell in zip(COLUMNS, cells, strict=True)
             if column.name not in self.hidden
         )

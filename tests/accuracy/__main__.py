@@ -81,9 +81,11 @@ def _summary_text(summary: dict[str, Any]) -> str:
         if summary[name]:
             spread = ", ".join(f"{key} {value:.4%}" for key, value in summary[name].items())
             lines.append(f"{name} error: {spread}")
-    for name in ("boundary", "capped"):
-        if summary[name]:
-            lines.append(f"{name}: {summary[f'{name}_right']} of {summary[name]} right")
+    lines.extend(
+        f"{name}: {summary[f'{name}_right']} of {summary[name]} right"
+        for name in ("boundary", "capped")
+        if summary[name]
+    )
     return "\n".join(lines)
 
 

@@ -81,7 +81,7 @@ def predicted_events(tape: Tape) -> Named:
 
 def _text(events: Named) -> str:
     shown = " ".join(f"{event} {label.split(' ')[0]}".strip() for event, label in events[:12])
-    return shown + (f" ... {len(events)}" if len(events) > 12 else "") or "."  # noqa: PLR2004
+    return shown + (f" ... {len(events)}" if len(events) > 12 else "") or "."
 
 
 if __name__ == "__main__":

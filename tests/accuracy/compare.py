@@ -65,9 +65,7 @@ def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
 def _boundary(row: Row, _answer: Answer, tape: Tape) -> Comparison:
     true = max((entry["mbs"] for entry in row["boundary"] if entry["status"] == "ok"), default=0)
     played = replay(tape, capacity_bytes(row))
-    return Comparison(
-        "boundary", row["name"], {"name": row["name"], "true": true, "predicted": _largest(played)}
-    )
+    return Comparison("boundary", row["name"], {"name": row["name"], "true": true, "predicted": _largest(played)})
 
 
 def _largest(played: Replay) -> int:
@@ -83,8 +81,13 @@ def _capped(row: Row, _answer: Answer, tape: Tape) -> Comparison:
     return Comparison(
         "capped",
         row["name"],
-        {"name": row["name"], "true": true, "predicted": predicted, "where": where,
-         "num_retries": played.allocator.num_retries},
+        {
+            "name": row["name"],
+            "true": true,
+            "predicted": predicted,
+            "where": where,
+            "num_retries": played.allocator.num_retries,
+        },
     )
 
 

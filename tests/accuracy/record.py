@@ -78,6 +78,6 @@ def kind_of(row: Row) -> str:
 
 def load_rows(path: Path) -> list[Row]:
     """All rows of a file."""
-    import json  # noqa: PLC0415
+    import json
 
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]

@@ -39,7 +39,7 @@ class OperationLog(TorchDispatchMode):
         if before and (not self.ends or self.ends[-1][0] < before):
             self.ends.append((before, ""))
         if after > before:
-            self.ends.append((after, f"{func._schema.name} {_shapes(args)}"))  # noqa: SLF001
+            self.ends.append((after, f"{func._schema.name} {_shapes(args)}"))
         return out
 
 
@@ -60,7 +60,7 @@ def _shapes(args: Any) -> str:
 
 def num_allocations() -> int:
     """Allocations since the process began."""
-    return int(torch._C._cuda_memoryStats(0)["allocation"]["all"]["allocated"]) if torch.cuda.is_initialized() else 0  # noqa: SLF001
+    return int(torch._C._cuda_memoryStats(0)["allocation"]["all"]["allocated"]) if torch.cuda.is_initialized() else 0
 
 
 class Phases:
@@ -83,25 +83,28 @@ class Phases:
 
 def run_spec(spec: dict[str, Any], events_path: Path | None) -> dict[str, Any]:
     """Run one spec in this process and return the whole row."""
-    import deepspeed  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import deepspeed
+    import torch.distributed as dist
 
     os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(spec["world_size"]), MASTER_ADDR="127.0.0.1",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(spec["world_size"]),
+        MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(29600 + os.getpid() % 2000),
     )
     if spec.get("memory_cap_gib"):
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(spec["memory_cap_gib"] * GIB / total)
     if spec.get("process_group", "fake") == "fake":
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+        from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group(backend="fake", rank=0, world_size=spec["world_size"], store=FakeStore())
     else:
         deepspeed.init_distributed("nccl")
     log = OperationLog()
     if events_path is not None:
-        torch.cuda.memory._record_memory_history("all", context=None, max_entries=4_000_000)  # noqa: SLF001
+        torch.cuda.memory._record_memory_history("all", context=None, max_entries=4_000_000)
         log.__enter__()
     phases = Phases()
     row = dict(spec)
@@ -127,14 +130,14 @@ def run_spec(spec: dict[str, Any], events_path: Path | None) -> dict[str, Any]:
 
 
 def _build(spec: dict[str, Any]) -> Any:
-    import transformers  # noqa: PLC0415
-    from transformers.initialization import no_init_weights  # noqa: PLC0415
+    import transformers
+    from transformers.initialization import no_init_weights
 
     config = dict(spec["model"])
     class_name, kind = config.pop("model_class"), config.pop("model_type")
     options = spec["model_options"]
     settings = transformers.AutoConfig.for_model(kind, **config)
-    settings._attn_implementation = options.get("attn", "sdpa")  # noqa: SLF001
+    settings._attn_implementation = options.get("attn", "sdpa")
     with no_init_weights():
         model = getattr(transformers, class_name)(settings)
     model.tie_weights()
@@ -144,7 +147,7 @@ def _build(spec: dict[str, Any]) -> Any:
     if options.get("load_dtype"):
         model.to(getattr(torch, options["load_dtype"]))
     if options.get("lora"):
-        import peft  # noqa: PLC0415
+        import peft
 
         lora = options["lora"]
         model = peft.get_peft_model(
@@ -159,13 +162,16 @@ def _build(spec: dict[str, Any]) -> Any:
 
 
 def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
-    import deepspeed  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
+    import deepspeed
+    import transformers
 
     model = _build(spec)
     said: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "deepspeed": deepspeed.__version__,
-        "transformers": transformers.__version__, "recorded": time.strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "deepspeed": deepspeed.__version__,
+        "transformers": transformers.__version__,
+        "recorded": time.strftime("%Y-%m-%d"),
         "host_rss_after_build": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "params": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -180,7 +186,9 @@ def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
     engine, *_ = deepspeed.initialize(model=model, model_parameters=params, config=spec["ds_config"], **extra)
     gc.collect()
     phases.mark("initialized")
-    said["optimizer"] = f"{type(engine.optimizer).__name__}/{type(getattr(engine.optimizer, 'optimizer', None)).__name__}"
+    said["optimizer"] = (
+        f"{type(engine.optimizer).__name__}/{type(getattr(engine.optimizer, 'optimizer', None)).__name__}"
+    )
     batch = _batch(spec, engine.module)
     for step in range(spec["steps"]):
         for micro in range(spec["ds_config"]["gradient_accumulation_steps"]):
@@ -208,8 +216,8 @@ def _batch(spec: dict[str, Any], module: Any) -> dict[str, Any]:
 
 
 def _save_events(path: Path, log: OperationLog) -> None:
-    trace = torch.cuda.memory._snapshot()["device_traces"][0]  # noqa: SLF001
-    torch.cuda.memory._record_memory_history(None)  # noqa: SLF001
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(None)
     events: list[list[Any]] = []
     ends = iter([*log.ends, (1 << 60, "")])
     end, label = next(ends)
@@ -237,9 +245,7 @@ def _run_child(spec: dict[str, Any], out: Path, timeout_s: float) -> dict[str, A
     command = [sys.executable, "-m", "tests.gpu.record", "--one", json.dumps(spec), str(out)]
     try:
         environment = {**os.environ, **({"PYTORCH_ALLOC_CONF": conf} if (conf := spec.get("allocator_conf")) else {})}
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
     except subprocess.TimeoutExpired:
         return {**spec, "status": "timeout"}
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"row"')]
