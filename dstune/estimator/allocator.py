@@ -4,7 +4,9 @@ Knows how `c10/cuda/CUDACachingAllocator.cpp` (torch 2.11) places blocks, and no
 recorded list of a real GPU's events it gives the recorded amount of reserved memory after every event.
 
 Known limitations: `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` are not modelled;
-addresses only order equal-sized blocks by age of their segment; a block used by several streams is freed at once.
+the driver's choice of addresses, which breaks ties between equal blocks, is only approximated (given the recorded
+addresses, every event of every recorded list is met, the block's address included); a block used by several streams is
+freed at once.
 """
 
 import bisect
@@ -24,6 +26,8 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 """Segment shared by middling requests (`kLargeBuffer`)."""
 ROUND_LARGE_BYTES = 2 * MIB
 """Segments of big requests are rounded up to this (`kRoundLarge`)."""
+CHUNK_BYTES = 32 * MIB
+"""What CUDA's driver takes of the address space at a time: seen in recorded addresses (H200, driver 580)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +76,32 @@ def segment_size(size: int) -> int:
     return -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
+class AddressSpace:
+    """Where segments lie. Addresses matter only because they order free blocks of equal size.
+
+    The driver takes address space from the top down in chunks, and fills what is left of a chunk upwards.
+    """
+
+    def __init__(self) -> None:
+        self._lowest = self._next = self._end = 1 << 60
+
+    def place(self, size: int) -> int:
+        """The address of a new segment."""
+        if self._next + size > self._end:
+            chunk = -(-size // CHUNK_BYTES) * CHUNK_BYTES
+            self._lowest -= chunk
+            self._next, self._end = self._lowest, self._lowest + chunk
+        address = self._next
+        self._next += size
+        return address
+
+
 class CachingAllocator:
     """The allocator of one GPU for one process.
 
     Args:
         capacity_bytes: The most that may be reserved, or None for no bound.
+        addresses: Where segments lie.
 
     Attributes:
         allocated: Bytes in blocks in use now; `peak_allocated` since the last `reset_peaks`.
@@ -84,13 +109,13 @@ class CachingAllocator:
         num_retries: How often cached segments had to be given back to make room.
     """
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, addresses: "AddressSpace | None" = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
         self.num_retries = 0
         self._pools: dict[tuple[bool, int], Pool] = {}
-        self._next_address = 0
+        self._addresses = addresses or AddressSpace()
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block:
         """Take a block.
@@ -136,8 +161,7 @@ class CachingAllocator:
             return pool.pop(index)[2]
         segment = segment_size(size)
         self._make_room(segment)
-        block = Block(self._next_address, segment, small, stream)
-        self._next_address += segment + ROUND_LARGE_BYTES
+        block = Block(self._addresses.place(segment), segment, small, stream)
         self._grow(segment)
         return block
 

@@ -124,9 +124,6 @@ def _builder(name: str) -> Callable[[Any, GpuTraits], Any]:
     return make
 
 
-_ONE_RANK = "ranks cannot disagree when there is one, and the values compared are not computed"
-_ONE_RANK_UNTIL = "DeepSpeed skips the check for the fake process group"
-
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "torch:Tensor._make_subclass",
@@ -155,12 +152,6 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "torch:Tensor.record_stream",
-        "has no fake kernel; streams order nothing here",
-        "FakeTensor implements record_stream",
-        _nothing,
-    ),
-    Patch(
-        "torch._subclasses.fake_tensor:FakeTensor.record_stream",
         "has no fake kernel; streams order nothing here",
         "FakeTensor implements record_stream",
         _nothing,
@@ -200,15 +191,6 @@ PATCHES: tuple[Patch, ...] = (
         "bound at import to the builder of the accelerator found then",
         "DeepSpeed looks builders up when they are used",
         _builder("CPUAdagradBuilder"),
-    ),
-    *(
-        Patch(f"{module}:assert_ints_same_as_other_ranks", _ONE_RANK, _ONE_RANK_UNTIL, _nothing)
-        for module in (
-            "deepspeed.runtime.zero.utils",
-            "deepspeed.runtime.zero.partitioned_param_coordinator",
-            "deepspeed.runtime.zero.stage3",
-            "deepspeed.runtime.zero.partition_parameters",
-        )
     ),
     Patch(
         "transformers.masking_utils:is_tracing",

@@ -1,0 +1,80 @@
+"""The allocator's model against recorded event lists, and what must hold for any sequence."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dstune.estimator.allocator import AddressSpace, Block, CachingAllocator, OutOfMemoryError, round_size, segment_size
+from dstune.units import MIB
+
+EVENTS = sorted((Path(__file__).parents[1] / "data/measured/events").glob("*.json.gz"))
+NATIVE = [path for path in EVENTS if "-exp" not in path.name]
+
+
+class RecordedAddresses(AddressSpace):
+    """Segments lie where the recording has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[int] = []
+
+    def place(self, size: int) -> int:
+        return self.waiting.pop(0) if self.waiting else super().place(size)
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_reserved_memory_and_every_address_are_the_recorded_ones(path: Path) -> None:
+    addresses = RecordedAddresses()
+    allocator, blocks, real, before = CachingAllocator(addresses=addresses), {}, 0, ""
+    for number, (action, address, size, stream, *_label) in enumerate(json.loads(gzip.decompress(path.read_bytes()))):
+        if action == "segment_alloc":
+            real += size
+            addresses.waiting.append(address)
+        elif action == "segment_free":
+            if before != "segment_free":
+                allocator.empty_cache()
+            real -= size
+        elif action == "alloc":
+            blocks[address] = allocator.malloc(size, stream)
+            assert (allocator.reserved, blocks[address].address) == (real, address), f"event {number}"
+        elif action == "free_completed" and address in blocks:
+            allocator.free(blocks.pop(address))
+        before = action
+    assert real > 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 2), st.booleans()), max_size=60))
+@settings(deadline=None, max_examples=60)
+def test_blocks_never_overlap_and_everything_merges_back(steps: list[tuple[int, int, bool]]) -> None:
+    allocator = CachingAllocator()
+    live: list[Block] = []
+    for size, stream, give_back in steps:
+        live.append(allocator.malloc(size, stream))
+        if give_back:
+            allocator.free(live.pop(len(live) // 2))
+        spans = sorted((block.address, block.address + block.size) for block in live)
+        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert allocator.allocated == sum(block.size for block in live) <= allocator.reserved
+    for block in live:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert allocator.allocated == allocator.reserved == 0
+
+
+def test_sizes_and_segments_are_torchs() -> None:
+    assert [round_size(size) for size in (1, 512, 513)] == [512, 512, 1024]
+    assert [segment_size(size) // MIB for size in (512, MIB, MIB + 512, 10 * MIB, 11 * MIB)] == [2, 2, 20, 10, 12]
+
+
+def test_a_capacity_gives_cached_segments_back_before_it_fails() -> None:
+    allocator = CachingAllocator(capacity_bytes=40 * MIB)
+    allocator.free(allocator.malloc(30 * MIB))
+    allocator.malloc(36 * MIB)
+    assert (allocator.num_retries, allocator.reserved) == (1, 36 * MIB)
+    with pytest.raises(OutOfMemoryError) as caught:
+        allocator.malloc(12 * MIB)
+    assert (caught.value.segment_bytes, caught.value.free_bytes) == (12 * MIB, 4 * MIB)
