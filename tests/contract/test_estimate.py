@@ -1,0 +1,159 @@
+"""`dstune estimate` as a user runs it: real DeepSpeed in child processes, no GPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.contract.run import ROOT, document, dstune
+
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+}  # fmt: skip
+ONE_ROW = ("--zero", "2", "--offload", "none", "--precision", "bf16")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/config.json").write_text(json.dumps(TINY))
+    return str(tmp_path / "tiny")
+
+
+def test_the_recorded_gpt2_run_is_predicted_to_the_byte() -> None:
+    words = "estimate gpt2 --gpu h200 --gpus 8 --micro-batch 4 --seq-len 1024 --zero 2 --checkpointing off --json"
+    found = document(dstune(*words.split()))
+    [row] = [
+        row
+        for row in found["data"]["estimates"]
+        if (row["plan"]["precision"], row["plan"]["offload"]) == ("bf16", "none")
+    ]
+    rows = [json.loads(line) for line in (ROOT / "tests/data/measured/memory.jsonl").read_text().splitlines()]
+    [recorded] = [recorded for recorded in rows if recorded["name"] == "gpt2-z2-bf16-w8"]
+    assert row["gpu"]["peak_allocated_bytes"] == recorded["peak_allocated"]
+    assert row["gpu"]["peak_reserved_bytes"] == recorded["peak_reserved"]
+    assert [phase["name"] for phase in row["gpu"]["phases"]] == [phase["phase"] for phase in recorded["phases"]]
+    assert set(row["plan"]) >= {
+        "zero_stage", "offload", "precision", "micro_batch", "gradient_accumulation_steps", "seq_len",
+        "activation_checkpointing", "world_size", "optimizer",
+    }  # fmt: skip
+    assert set(row["gpu"]) >= {
+        "peak_allocated_bytes", "peak_reserved_bytes", "min_capacity_bytes", "overhead_bytes", "capacity_bytes",
+        "fits", "peak_phase", "phases",
+    }  # fmt: skip
+    assert set(row["host"]) >= {"pinned_bytes", "pageable_bytes", "per_node_bytes"}
+
+
+def test_the_whole_default_table(tiny: str) -> None:
+    done = dstune("estimate", tiny, "--gpu", "24GiB", "--gpus", "4", "--seq-len", "64")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    rows = [line for line in lines if line[:1].isdigit() and ("fits" in line or "over" in line)]
+    assert len(rows) == 24
+    assert lines[-1].startswith("Next: dstune")
+    assert lines[-2].startswith("Fits with the least communication")
+
+
+def test_nothing_fits_says_by_how_much_and_exits_1(tiny: str) -> None:
+    words = ("estimate", tiny, "--gpu", "900MiB", "--gpus", "2", "--micro-batch", "64", "--seq-len", "512", *ONE_ROW)
+    done = dstune(*words)
+    assert done.returncode == 1
+    assert "over by" in done.stdout
+    assert dstune(*words, "--exit-zero").returncode == 0
+    [row] = document(dstune(*words, "--json"))["data"]["estimates"]
+    assert row["gpu"]["fits"] is False
+    assert row["gpu"]["min_capacity_bytes"] + row["gpu"]["overhead_bytes"] > row["gpu"]["capacity_bytes"]
+    assert row["gpu"]["shortage"]["operation"].startswith("aten::")
+
+
+def test_host_memory_decides_too(tiny: str) -> None:
+    done = dstune("estimate", tiny, "--gpu", "24GiB", "--gpus", "8", "--host-memory", "8GiB", "--seq-len", "64", *ONE_ROW)
+    assert done.returncode == 1
+    assert "host over by" in done.stdout
+
+
+def test_a_ds_config_is_run_exactly_and_shown_first(tiny: str, tmp_path: Path) -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 1000},
+        "fp16": {"enabled": True, "initial_scale_power": 8},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = ("estimate", tiny, "--gpu", "24GiB", "--gpus", "2", "--seq-len", "64", *ONE_ROW)
+    found = document(dstune(*words, "--ds-config", str(tmp_path / "ds.json"), "--json"))["data"]["estimates"]
+    assert len(found) == 2
+    assert found[0]["plan"]["ds_config"] == config
+    assert [phase["name"] for phase in found[0]["gpu"]["phases"] if phase["name"].startswith("fwd0")] == [
+        "fwd0.0", "fwd0.1"
+    ]  # fmt: skip
+    assert found[1]["plan"]["ds_config"]["scheduler"] == config["scheduler"]
+    assert found[1]["plan"]["zero_stage"] == 2
+
+
+def test_a_plan_comes_back_as_it_went_out(tiny: str, tmp_path: Path) -> None:
+    words = ("estimate", tiny, "--gpu", "24GiB", "--gpus", "2", "--seq-len", "64")
+    [first] = document(dstune(*words, *ONE_ROW, "--json"))["data"]["estimates"]
+    (tmp_path / "plan.json").write_text(json.dumps(first["plan"]))
+    [again] = document(dstune(*words, "--plan", str(tmp_path / "plan.json"), "--json"))["data"]["estimates"]
+    assert again["gpu"] == first["gpu"]
+
+
+def test_a_config_that_deepspeed_refuses_gives_its_reason(tiny: str, tmp_path: Path) -> None:
+    both = {"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": True}, "bf16": {"enabled": True}}
+    plan = {"zero_stage": 0, "ds_config": both, "seq_len": 64}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    done = dstune("estimate", tiny, "--gpu", "24GiB", "--plan", str(tmp_path / "plan.json"))
+    assert done.returncode == 2
+    assert "DeepSpeed refuses" in done.stderr
+    assert "AssertionError" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in dstune("--debug", "estimate", tiny, "--gpu", "24GiB", "--plan", str(tmp_path / "plan.json")).stderr
+
+
+def estimate_own(function: str) -> subprocess.CompletedProcess[str]:
+    return dstune("estimate", f"tests.examples.own_model:{function}", "--gpu", "24GiB", "--micro-batch", "8", *ONE_ROW)
+
+
+def test_the_documented_model_of_ones_own_runs() -> None:
+    done = estimate_own("make")
+    assert done.returncode == 0, done.stderr
+    assert "12.6 M parameters" in done.stdout
+
+
+def test_a_model_function_that_raises_shows_its_last_frames() -> None:
+    done = estimate_own("broken")
+    assert done.returncode == 3
+    assert "FileNotFoundError: the checkpoint is not here" in done.stderr
+    assert "own_model.py" in done.stderr
+
+
+def test_a_shape_that_depends_on_data_is_an_error_that_names_operation_and_module() -> None:
+    done = estimate_own("make_reading_values")
+    assert done.returncode == 3
+    assert "aten.index.Tensor" in done.stderr
+    assert "module `ReadsValues`" in done.stderr
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_no_child_survives(tiny: str, kill: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "dstune", "estimate", tiny, "--gpu", "24GiB", "--seq-len", "64"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        running.stdout.readline()  # the table has begun: forks are at work
+        children = psutil.Process(running.pid).children(recursive=True)
+        assert children
+        running.send_signal(kill)
+        assert running.wait(timeout=30) == (130 if kill is signal.SIGINT else -signal.SIGKILL)
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
