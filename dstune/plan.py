@@ -57,6 +57,8 @@ class TrainingPlan(BaseModel):
     """The type the weights are loaded in, if not float32."""
     client_optimizer: Literal["adamw", "sgd"] | None = None
     """A torch optimizer given to `deepspeed.initialize`, instead of DeepSpeed's own."""
+    alloc_conf: str | None = None
+    """`PYTORCH_ALLOC_CONF` of the training process."""
     zero_init: bool = False
     """Whether the model is built under `deepspeed.zero.Init`."""
     ds_config: dict[str, Any] | None = None

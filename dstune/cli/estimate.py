@@ -37,6 +37,7 @@ def estimate(
     optimizer: options.Optimizer = "AdamW",
     attention: options.AttentionWord = "sdpa",
     lora: options.Lora = None,
+    alloc_conf: options.AllocConf = None,
     routing: options.RoutingWord = "balanced",
     ds_config: options.DsConfig = None,
     plan: options.PlanFile = None,
@@ -58,7 +59,7 @@ def estimate(
     cluster = read_cluster(gpu, gpus, nodes, host_memory)
     words = Words(
         zero, offload, precision, checkpointing, micro_batch, accumulation, seq_len, optimizer, attention, lora,
-        ds_config, plan,
+        alloc_conf, ds_config, plan,
     )  # fmt: skip
     plans, from_file = read_plans(words, spec, cluster)
     chosen = options.listed(routing, "--routing", Routing, tuple(Routing))[0]

@@ -84,6 +84,15 @@ Optimizer = Annotated[str, typer.Option("--optimizer", help="DeepSpeed's optimiz
 AttentionWord = Annotated[
     str, typer.Option("--attention", metavar="sdpa|eager", help="How attention is computed.", rich_help_panel=TRAINING)
 ]
+AllocConf = Annotated[
+    str | None,
+    typer.Option(
+        "--alloc-conf",
+        metavar="CONF",
+        help="PYTORCH_ALLOC_CONF of the training process: expandable_segments:True.",
+        rich_help_panel=TRAINING,
+    ),
+]
 RoutingWord = Annotated[
     str,
     typer.Option(

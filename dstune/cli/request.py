@@ -13,6 +13,7 @@ from dstune.cluster.catalogue import find_gpu
 from dstune.cluster.detect import detect_gpu, detect_host_bytes
 from dstune.dsconfig.document import plan_of, read_ds_config, vary, without_auto
 from dstune.errors import ConfigFileError, UsageError
+from dstune.estimator.allocconf import make_allocator
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.grid import grid
 from dstune.model import ModelSpec
@@ -48,6 +49,7 @@ class Words:
     optimizer: str
     attention: str
     lora: str | None
+    alloc_conf: str | None
     ds_config: str | None
     plan: str | None
 
@@ -83,6 +85,7 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
         (words.seq_len, "--seq-len"),
     ):
         at_least_one(number, flag)
+    make_allocator(words.alloc_conf)  # finds a fault before anything slow
     base = TrainingPlan(
         micro_batch=words.micro_batch or 1,
         gradient_accumulation_steps=words.accumulation or 1,
@@ -93,6 +96,7 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
         attention=listed(words.attention, "--attention", Attention, tuple(Attention))[0],
         attention_mask=None,
         lora=_lora(words.lora),
+        alloc_conf=words.alloc_conf,
     )
     plans = _rows(words, base, cluster)
     if words.ds_config is None:

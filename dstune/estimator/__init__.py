@@ -86,9 +86,9 @@ def _estimate(plan: TrainingPlan, cluster: Cluster, answer: Answer, tape: Tape) 
 
 
 def _gpu(plan: TrainingPlan, cluster: Cluster, tape: Tape) -> GpuEstimate:
-    played = replay(tape)
+    played = replay(tape, alloc_conf=plan.alloc_conf)
     outside = overhead(plan.world_size).size_bytes
-    needed = min_capacity_bytes(tape, played)
+    needed = min_capacity_bytes(tape, played, plan.alloc_conf)
     room = cluster.gpu.capacity_bytes - outside
     fits = needed <= room
     return GpuEstimate(
@@ -100,7 +100,7 @@ def _gpu(plan: TrainingPlan, cluster: Cluster, tape: Tape) -> GpuEstimate:
         fits=fits,
         peak_phase=played.peak_phase,
         phases=_phases(played),
-        shortage=None if fits else _shortage(replay(tape, max(0, room))),
+        shortage=None if fits else _shortage(replay(tape, max(0, room), plan.alloc_conf)),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dstune.estimator.allocator import Block, CachingAllocator, OutOfMemoryError
+from dstune.estimator.allocconf import make_allocator
 from dstune.estimator.tape import Kind, Tape
 from dstune.units import MIB
 
@@ -93,25 +94,32 @@ class Replay:
         return max(self.phases, key=lambda phase: phase.peak_allocated).name if self.phases else ""
 
 
-def replay(tape: Tape, capacity_bytes: int | None = None) -> Replay:
-    """Play a whole tape."""
-    state = Replay(CachingAllocator(capacity_bytes))
+def replay(tape: Tape, capacity_bytes: int | None = None, alloc_conf: str | None = None) -> Replay:
+    """Play a whole tape.
+
+    Args:
+        tape: The tape.
+        capacity_bytes: The most that may be reserved.
+        alloc_conf: `PYTORCH_ALLOC_CONF`.
+    """
+    state = Replay(make_allocator(alloc_conf, capacity_bytes))
     state.feed(tape)
     return state
 
 
-def min_capacity_bytes(tape: Tape, free_run: Replay) -> int:
+def min_capacity_bytes(tape: Tape, free_run: Replay, alloc_conf: str | None = None) -> int:
     """The smallest capacity on which the tape still runs, cached segments being given back and asked for again.
 
     Args:
         tape: The tape.
         free_run: Its replay without a capacity, which bounds the search: less than what was allocated can never
             do, and what was reserved always does.
+        alloc_conf: `PYTORCH_ALLOC_CONF`.
     """
     low, high = free_run.peak_allocated // CAPACITY_GRAIN_BYTES, -(-free_run.peak_reserved // CAPACITY_GRAIN_BYTES)
     while low < high:
         middle = (low + high) // 2
-        if replay(tape, middle * CAPACITY_GRAIN_BYTES).shortage is None:
+        if replay(tape, middle * CAPACITY_GRAIN_BYTES, alloc_conf).shortage is None:
             high = middle
         else:
             low = middle + 1

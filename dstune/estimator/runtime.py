@@ -16,7 +16,7 @@ from dstune.dsconfig import ds_config_for
 from dstune.errors import ModelError
 from dstune.estimator import patches
 from dstune.estimator.accelerator import VirtualAccelerator
-from dstune.estimator.allocator import CachingAllocator
+from dstune.estimator.allocconf import make_allocator
 from dstune.estimator.device import DEVICE_TYPE
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.job import Answer, Job
@@ -92,7 +92,7 @@ class Steps:
 
     def run_history(self, job: Job) -> None:
         """One micro-batch after the other in the same engine, until one does not fit."""
-        state = Replay(CachingAllocator(job.capacity_bytes))
+        state = Replay(make_allocator(job.plan.alloc_conf, job.capacity_bytes))
         for micro_batch in job.history or ():
             gc.collect()
             self._tracer.tape.empty_cache()

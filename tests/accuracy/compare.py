@@ -44,7 +44,7 @@ def _failed(row: Row, answer: Answer) -> Comparison:
 
 
 def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
-    played = replay(tape)
+    played = replay(tape, alloc_conf=row.get("allocator_conf"))
     return Comparison(
         "peak",
         row["name"],
@@ -64,7 +64,7 @@ def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
 
 def _boundary(row: Row, _answer: Answer, tape: Tape) -> Comparison:
     true = max((entry["mbs"] for entry in row["boundary"] if entry["status"] == "ok"), default=0)
-    played = replay(tape, capacity_bytes(row))
+    played = replay(tape, capacity_bytes(row), row.get("allocator_conf"))
     return Comparison("boundary", row["name"], {"name": row["name"], "true": true, "predicted": _largest(played)})
 
 
@@ -74,7 +74,7 @@ def _largest(played: Replay) -> int:
 
 
 def _capped(row: Row, _answer: Answer, tape: Tape) -> Comparison:
-    played = replay(tape, capacity_bytes(row))
+    played = replay(tape, capacity_bytes(row), row.get("allocator_conf"))
     true = f"oom {row['failed_allocation']}" if row["status"] == "oom" else "ok"
     predicted = f"oom {size_text(played.shortage.segment_bytes)}" if played.shortage else "ok"
     where = f"{played.shortage.phase}: {played.shortage.label}" if played.shortage else ""

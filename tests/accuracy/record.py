@@ -64,6 +64,7 @@ def _plan_for(row: Row) -> TrainingPlan:
         lora=LoraPlan(r=lora["r"], targets=tuple(lora["targets"])) if lora else None,
         load_dtype=options.get("load_dtype"),
         client_optimizer=options.get("client_opt"),
+        alloc_conf=row.get("allocator_conf"),
         zero_init=bool(options.get("zero_init")),
         ds_config=ds_config,
     )

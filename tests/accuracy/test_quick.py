@@ -21,7 +21,7 @@ PEAKS = {
         "ops-opt-z1-fp16 ops-neox-z2 ops-vit-z1 ops-qwen3-z3-both"
     ),
 }
-CAPPED = "capped-gpt2-z2-w8-cap16-mb14 capped-tiny-z3-w8-cap16-mb2 capped-tiny-z3-w8-cap16-mb3".split()
+CAPPED = ["capped-gpt2-z2-w8-cap16-mb14", "capped-tiny-z3-w8-cap16-mb2", "capped-tiny-z3-w8-cap16-mb3"]
 
 
 def rows_named(file: str, names: list[str]) -> list[Row]:

@@ -73,7 +73,9 @@ def test_nothing_fits_says_by_how_much_and_exits_1(tiny: str) -> None:
 
 
 def test_host_memory_decides_too(tiny: str) -> None:
-    done = dstune("estimate", tiny, "--gpu", "24GiB", "--gpus", "8", "--host-memory", "8GiB", "--seq-len", "64", *ONE_ROW)
+    done = dstune(
+        "estimate", tiny, "--gpu", "24GiB", "--gpus", "8", "--host-memory", "8GiB", "--seq-len", "64", *ONE_ROW
+    )
     assert done.returncode == 1
     assert "host over by" in done.stdout
 
@@ -116,7 +118,10 @@ def test_a_config_that_deepspeed_refuses_gives_its_reason(tiny: str, tmp_path: P
     assert "DeepSpeed refuses" in done.stderr
     assert "AssertionError" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "Traceback" in dstune("--debug", "estimate", tiny, "--gpu", "24GiB", "--plan", str(tmp_path / "plan.json")).stderr
+    assert (
+        "Traceback"
+        in dstune("--debug", "estimate", tiny, "--gpu", "24GiB", "--plan", str(tmp_path / "plan.json")).stderr
+    )
 
 
 def estimate_own(function: str) -> subprocess.CompletedProcess[str]:

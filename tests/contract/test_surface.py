@@ -10,10 +10,30 @@ import pytest
 from dstune.errors import ExitCode
 from tests.contract.run import ROOT, document, dstune
 
-FLAGS = (
-    "--gpu --gpus --nodes --host-memory --zero --offload --precision --checkpointing --micro-batch --accumulation "
-    "--seq-len --optimizer --attention --lora --routing --ds-config --plan --trust-remote-code --jobs --exit-zero --json"
-).split()
+FLAGS = [
+    "--gpu",
+    "--gpus",
+    "--nodes",
+    "--host-memory",
+    "--zero",
+    "--offload",
+    "--precision",
+    "--checkpointing",
+    "--micro-batch",
+    "--accumulation",
+    "--seq-len",
+    "--optimizer",
+    "--attention",
+    "--lora",
+    "--alloc-conf",
+    "--routing",
+    "--ds-config",
+    "--plan",
+    "--trust-remote-code",
+    "--jobs",
+    "--exit-zero",
+    "--json",
+]
 HEAVY = ("torch", "deepspeed", "transformers", "numpy")
 
 
@@ -53,6 +73,7 @@ def test_the_six_exit_statuses() -> None:
         (["gpt2", "--gpu", "h200", "--seq-len", "2048"], 2, "1024 positions", "at most 1024"),
         (["gpt2", "--gpu", "h200", "--ds-config", "missing.json"], 2, "cannot be read", ""),
         (["gpt2", "--gpu", "h200", "--lora", "16"], 2, "is no LoRA", "targets="),
+        (["gpt2", "--gpu", "h200", "--alloc-conf", "max_split_size_mb:64"], 2, "not modelled", "expandable_segments"),
         (["gpt2"], 3, "no GPU here", "--gpu"),
         (["gpt2", "--nonsense"], 2, "no such option", "--help"),
     ],

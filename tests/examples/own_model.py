@@ -10,7 +10,9 @@ class Regressor(nn.Module):
 
     def __init__(self, width: int = 512, depth: int = 6) -> None:
         super().__init__()
-        layers = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(depth)]
+        layers = [
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(depth)
+        ]
         self.layers = nn.ModuleList(layers)
 
     def forward(self, features: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

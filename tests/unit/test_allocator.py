@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstune.estimator.allocator import AddressSpace, Block, CachingAllocator, OutOfMemoryError, round_size, segment_size
+from dstune.estimator.expandable import ExpandableAllocator
 from dstune.units import MIB
 
 EVENTS = sorted((Path(__file__).parents[1] / "data/measured/events").glob("*.json.gz"))
@@ -47,10 +48,32 @@ def test_reserved_memory_and_every_address_are_the_recorded_ones(path: Path) -> 
     assert real > 0
 
 
+@pytest.mark.parametrize("path", [path for path in EVENTS if "-exp" in path.name], ids=lambda path: path.name)
+def test_expandable_segments_map_what_was_recorded(path: Path) -> None:
+    allocator, blocks, real, before = ExpandableAllocator(), {}, 0, ""
+    for number, (action, address, size, stream, *_label) in enumerate(json.loads(gzip.decompress(path.read_bytes()))):
+        if action == "segment_map":
+            real += size
+        elif action == "segment_unmap":
+            if before != "segment_unmap":
+                allocator.empty_cache()
+            real -= size
+        elif action == "alloc":
+            blocks[address] = allocator.malloc(size, stream)
+            assert allocator.reserved == real, f"event {number}"
+        elif action == "free_completed" and address in blocks:
+            allocator.free(blocks.pop(address))
+        before = action
+    assert real > 0
+
+
+@pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 2), st.booleans()), max_size=60))
 @settings(deadline=None, max_examples=60)
-def test_blocks_never_overlap_and_everything_merges_back(steps: list[tuple[int, int, bool]]) -> None:
-    allocator = CachingAllocator()
+def test_blocks_never_overlap_and_everything_merges_back(
+    kind: type[CachingAllocator], steps: list[tuple[int, int, bool]]
+) -> None:
+    allocator = kind()
     live: list[Block] = []
     for size, stream, give_back in steps:
         live.append(allocator.malloc(size, stream))

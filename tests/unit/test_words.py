@@ -15,12 +15,38 @@ from dstune.plan import TrainingPlan
 from dstune.units import GIB, count, parse_bytes
 from dstune.vocab import Checkpointing, Offload, Precision
 
-WANTED = (
-    "gpt2 gpt2-medium gpt2-large gpt2-xl tinyllama-1.1b llama-2-7b llama-2-13b llama-2-70b llama-3-8b llama-3-70b "
-    "llama-3.2-1b llama-3.2-3b llama-3.1-405b mistral-7b mixtral-8x7b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b "
-    "qwen2.5-32b qwen2.5-72b qwen3-0.6b qwen3-8b gemma-2b phi-3-mini opt-1.3b pythia-1.4b bert-base bert-large "
-    "t5-large vit-large"
-).split()
+WANTED = [
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "tinyllama-1.1b",
+    "llama-2-7b",
+    "llama-2-13b",
+    "llama-2-70b",
+    "llama-3-8b",
+    "llama-3-70b",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "llama-3.1-405b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "qwen2.5-7b",
+    "qwen2.5-32b",
+    "qwen2.5-72b",
+    "qwen3-0.6b",
+    "qwen3-8b",
+    "gemma-2b",
+    "phi-3-mini",
+    "opt-1.3b",
+    "pythia-1.4b",
+    "bert-base",
+    "bert-large",
+    "t5-large",
+    "vit-large",
+]
 
 
 def test_every_promised_preset_is_there_with_its_source() -> None:
@@ -110,7 +136,11 @@ def test_a_ds_config_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "place"),
-    [('{"a": 1,\n "b": [1, 2}', r"ds\.json:2"), ('{"a": 1,\n\n"a": 2}', r"ds\.json:3: `a` is given twice"), ("[1]", "1")],
+    [
+        ('{"a": 1,\n "b": [1, 2}', r"ds\.json:2"),
+        ('{"a": 1,\n\n"a": 2}', r"ds\.json:3: `a` is given twice"),
+        ("[1]", "1"),
+    ],
 )
 def test_a_broken_ds_config_is_placed(tmp_path: Path, text: str, place: str) -> None:
     with pytest.raises(ConfigFileError, match=place):

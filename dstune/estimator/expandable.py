@@ -1,0 +1,161 @@
+"""The same allocator with `expandable_segments:True`: one growing stretch of addresses for each pool and stream.
+
+Memory is mapped page by page at the end of what is mapped, and unmapped when it is wholly free; a block may be split
+down to 512 bytes. Source: torch 2.11 `c10/cuda/CUDACachingAllocator.cpp` (`try_allocate_expandable_block`,
+`map_block`, `unmap_block`, and the expandable part of `get_free_block`).
+"""
+
+import bisect
+
+from dstune.estimator.allocator import (
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_SEGMENT_BYTES,
+    Block,
+    CachingAllocator,
+    OutOfMemoryError,
+    Pool,
+    segment_size,
+)
+
+ARENA_BYTES = LARGE_SEGMENT_BYTES << 22
+"""Address space of one stretch: more than any GPU has, and whole pages."""
+
+
+class ExpandableAllocator(CachingAllocator):
+    """Reserved memory is what is mapped."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        super().__init__(capacity_bytes)
+        self._unmapped: dict[tuple[bool, int], list[Block]] = {}
+
+    def empty_cache(self) -> None:
+        """Unmap whole pages of free blocks."""
+        for pool in self._pools.values():
+            for _, _, block in tuple(pool):
+                self._unmap(block, pool)
+
+    def _take(self, pool: Pool, size: int, *, small: bool, stream: int) -> Block:
+        index = bisect.bisect_left(pool, (size, -1))
+        if index < len(pool):
+            while index + 1 < len(pool) and _can_grow_to(pool[index + 1][2]) < _can_grow_to(pool[index][2]):
+                index += 1
+            return pool.pop(index)[2]
+        self._check(segment_size(size))
+        block = self._expand(pool, size, small=small, stream=stream)
+        del pool[bisect.bisect_left(pool, (block.size, block.address))]
+        return block
+
+    def _check(self, num_bytes: int) -> None:
+        """Torch compares the size of a whole segment with the capacity, though it may map less."""
+        if self.capacity_bytes is None or self.reserved + num_bytes <= self.capacity_bytes:
+            return
+        self.num_retries += 1
+        self.empty_cache()
+        if self.reserved + num_bytes > self.capacity_bytes:
+            raise OutOfMemoryError(num_bytes, self.capacity_bytes - self.reserved)
+
+    def _should_split(self, block: Block, size: int) -> bool:
+        return block.size - size >= MIN_BLOCK_BYTES
+
+    def _expand(self, pool: Pool, size: int, *, small: bool, stream: int) -> Block:
+        """A free mapped block of at least this size, grown at the end of a stretch; it is in the pool."""
+        block = self._candidate(size, small=small, stream=stream)
+        if not block.mapped:
+            block = self._map(block, min(block.size, size), pool)
+        while block.size < size:
+            after = block.after
+            assert after is not None
+            block = self._map(after, min(size - block.size, after.size), pool)
+        return block
+
+    def _candidate(self, size: int, *, small: bool, stream: int) -> Block:
+        """Where free addresses suffice: an unmapped block, or the free mapped one right before it."""
+        stretch = self._unmapped.get((small, stream))
+        if stretch is None:
+            first = Block(len(self._unmapped) * ARENA_BYTES, ARENA_BYTES, small, stream, mapped=False)
+            stretch = self._unmapped[small, stream] = [first]
+        for unmapped in stretch:
+            before = unmapped.before
+            start = before if before is not None and before.free and before.mapped else unmapped
+            if _free_from(start, size):
+                return start
+        msg = "the last unmapped block of a stretch is larger than any request"
+        raise AssertionError(msg)
+
+    def _map(self, block: Block, size: int, pool: Pool) -> Block:
+        """Back addresses by memory, whole pages at a time; the block that results is free and in the pool."""
+        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        mapped = min(-(-size // page) * page, block.size)
+        stretch = self._unmapped[block.small, block.stream]
+        stretch.remove(block)
+        if mapped < block.size:
+            rest = Block(block.address + mapped, block.size - mapped, block.small, block.stream, mapped=False)
+            _link_after(block, rest)
+            block.size = mapped
+            bisect.insort(stretch, rest, key=lambda one: one.address)
+        block.mapped = True
+        self._grow(mapped)
+        return self._insert_merged(block, pool)
+
+    def _unmap(self, block: Block, pool: Pool) -> None:
+        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        start = -(-block.address // page) * page
+        end = (block.address + block.size) // page * page
+        if start >= end:
+            return
+        del pool[bisect.bisect_left(pool, (block.size, block.address))]
+        if block.address + block.size > end:
+            tail = Block(end, block.address + block.size - end, block.small, block.stream)
+            _link_after(block, tail)
+            block.size -= tail.size
+            bisect.insort(pool, (tail.size, tail.address, tail))
+        if start > block.address:
+            middle = Block(start, block.address + block.size - start, block.small, block.stream)
+            _link_after(block, middle)
+            block.size -= middle.size
+            bisect.insort(pool, (block.size, block.address, block))
+            block = middle
+        block.mapped = False
+        self.reserved -= block.size
+        self._join_unmapped(block)
+
+    def _join_unmapped(self, block: Block) -> None:
+        stretch = self._unmapped[block.small, block.stream]
+        after = block.after
+        if after is not None and not after.mapped:
+            stretch.remove(after)
+            _swallow(block, after)
+        before = block.before
+        if before is not None and not before.mapped:
+            _swallow(before, block)
+        else:
+            bisect.insort(stretch, block, key=lambda one: one.address)
+
+
+def _can_grow_to(block: Block) -> int:
+    after = block.after
+    return block.size + (after.size if after is not None and not after.mapped else 0)
+
+
+def _free_from(block: Block | None, size: int) -> bool:
+    """Whether free addresses from a block on suffice."""
+    total = 0
+    while total < size and block is not None and block.free:
+        total += block.size
+        block = block.after
+    return total >= size
+
+
+def _link_after(block: Block, new: Block) -> None:
+    new.before, new.after = block, block.after
+    if block.after is not None:
+        block.after.before = new
+    block.after = new
+
+
+def _swallow(block: Block, after: Block) -> None:
+    block.size += after.size
+    block.after = after.after
+    if after.after is not None:
+        after.after.before = block
