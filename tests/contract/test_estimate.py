@@ -152,7 +152,8 @@ def test_a_shape_that_depends_on_data_is_an_error_that_names_operation_and_modul
 def test_no_child_survives(tiny: str, kill: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "dstune", "estimate", tiny, "--gpu", "24GiB", "--seq-len", "64"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as running:  # fmt: skip
         assert running.stdout is not None
         running.stdout.readline()  # the table has begun: forks are at work

@@ -18,7 +18,8 @@ from dstune.vocab import Offload
 
 TINY = ModelSpec(
     name="tiny",
-    config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128, "tie_word_embeddings": False},
+    config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128,
+            "tie_word_embeddings": False},
     class_name="GPT2LMHeadModel",
 )  # fmt: skip
 PARTITIONED = {
@@ -59,7 +60,7 @@ def outcome(accelerator: Any, target: str, dropped: str | None) -> str:
                     job_for(target), accelerator, lambda error: (os.write(write, repr(error).encode()), os._exit(0))
                 )
                 said = hashlib.sha256(repr([*tape]).encode()).hexdigest()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the border of the fork
                 said = repr(error)
         os.write(write, said[:300].encode())
         os._exit(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dstune.estimator.patches import PATCHES
+from dstune.estimator.patches import PATCHES, Patch
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def test_the_jobs_run_with_all_patches(probe: dict[str, dict[str, str]]) -> None
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)
-def test_the_patch_is_needed(patch, probe: dict[str, dict[str, str]]) -> None:  # type: ignore[no-untyped-def]
+def test_the_patch_is_needed(patch: Patch, probe: dict[str, dict[str, str]]) -> None:
     assert probe["without"][patch.target] != "same", f"{patch.target} changes nothing any more: remove its row"
     assert patch.why
     assert patch.until
