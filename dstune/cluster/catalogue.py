@@ -5,6 +5,7 @@ import re
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from dstune.cluster import Gpu
 from dstune.errors import UsageError
@@ -18,9 +19,18 @@ PLAIN_MULTIPROCESSORS = 108
 
 
 @cache
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(files("dstune.cluster").joinpath("devices.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    return {alias: name for name, row in _table().items() for alias in row.get("aliases", ())}
+
+
+@cache
 def catalogue() -> dict[str, Gpu]:
     """All known GPUs by name."""
-    table = tomllib.loads(files("dstune.cluster").joinpath("devices.toml").read_text(encoding="utf-8"))
     return {
         name: Gpu(
             name=name,
@@ -29,7 +39,7 @@ def catalogue() -> dict[str, Gpu]:
             num_multiprocessors=row["multiprocessors"],
             source=row["source"],
         )
-        for name, row in table.items()
+        for name, row in _table().items()
     }
 
 
@@ -47,8 +57,9 @@ def find_gpu(text: str) -> Gpu:
             num_multiprocessors=PLAIN_MULTIPROCESSORS,
             source="given as a size; kernels are an A100's",
         )
-    name = _normal(text)
     known = catalogue()
+    name = _normal(text)
+    name = _aliases().get(name, name)
     if name in known:
         return known[name]
     begins = [other for other in known if other.startswith(f"{name}-")]

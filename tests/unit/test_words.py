@@ -66,6 +66,14 @@ def test_a_gpu_has_many_spellings(text: str) -> None:
     assert find_gpu(text).name == "a100-80gb"
 
 
+def test_an_alias_is_plain_and_an_ambiguous_name_is_asked_back() -> None:
+    assert find_gpu("H100").name == "h100-80gb"
+    with pytest.raises(UsageError) as caught:
+        find_gpu("a100")
+    assert "a100-80gb" in str(caught.value.hint)
+    assert "a100-40gb" in str(caught.value.hint)
+
+
 def test_a_size_is_a_gpu_too() -> None:
     assert find_gpu("24GiB").capacity_bytes == 24 * GIB
 
