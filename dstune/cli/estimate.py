@@ -37,6 +37,7 @@ def estimate(
     optimizer: options.Optimizer = "AdamW",
     attention: options.AttentionWord = "sdpa",
     lora: options.Lora = None,
+    zero_init: options.ZeroInit = True,
     alloc_conf: options.AllocConf = None,
     routing: options.RoutingWord = "balanced",
     ds_config: options.DsConfig = None,
@@ -59,7 +60,7 @@ def estimate(
     cluster = read_cluster(gpu, gpus, nodes, host_memory)
     words = Words(
         zero, offload, precision, checkpointing, micro_batch, accumulation, seq_len, optimizer, attention, lora,
-        alloc_conf, ds_config, plan,
+        alloc_conf, ds_config, plan, zero_init,
     )  # fmt: skip
     plans, from_file = read_plans(words, spec, cluster)
     chosen = options.listed(routing, "--routing", Routing, tuple(Routing))[0]
@@ -71,7 +72,7 @@ def estimate(
         code = _exit_code(done, exit_zero=exit_zero)
         sys.stdout.write(_document(done, code) + "\n")
         return code
-    return _show(results, plans, cluster, spec.name, from_file=from_file, exit_zero=exit_zero)
+    return _show(results, plans, cluster, (spec.name, model), from_file=from_file, exit_zero=exit_zero)
 
 
 def _ordered(found: Iterator[tuple[int, Result]]) -> Iterator[Result]:
@@ -89,18 +90,20 @@ def _show(
     results: Iterator[Result],
     plans: list[TrainingPlan],
     cluster: Cluster,
-    name: str,
+    names: tuple[str, str],
     *,
     from_file: bool,
     exit_zero: bool,
 ) -> ExitCode:
+    """Print rows as they are done. `names` is the model's name and the word that was typed for it."""
+    name, word = names
     out, err = text.console(), text.console(stderr=True)
     _say_loading(err, len(plans))
     layout = Layout.of(plans)
     done: list[Result] = []
     for result in results:
         if not any(isinstance(one, Estimate) for one in done) and isinstance(result, Estimate):
-            out.print(text.caption(name, plans[-1], cluster, result), "", layout.header(), sep="\n")
+            out.print(text.caption(name, plans, cluster, result), "", layout.header(), sep="\n")
             for earlier in done:
                 out.print(layout.row(earlier))
         done.append(result)
@@ -108,7 +111,7 @@ def _show(
             out.print(layout.row(result, label="file" if from_file and len(done) == 1 else None))
     _raise_if_hopeless(done)
     out.print()
-    for line in text.answer(done, name, cluster.gpus_per_node):
+    for line in text.answer(done, word, cluster):
         out.print(line)
     return _exit_code(done, exit_zero=exit_zero)
 

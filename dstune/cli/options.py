@@ -81,6 +81,14 @@ SeqLen = Annotated[
     ),
 ]
 Optimizer = Annotated[str, typer.Option("--optimizer", help="DeepSpeed's optimizer type.", rich_help_panel=TRAINING)]
+ZeroInit = Annotated[
+    bool,
+    typer.Option(
+        "--zero-init/--no-zero-init",
+        help="ZeRO 3: build the model under deepspeed.zero.Init, as Hugging Face's Trainer does.",
+        rich_help_panel=TRAINING,
+    ),
+]
 AttentionWord = Annotated[
     str, typer.Option("--attention", metavar="sdpa|eager", help="How attention is computed.", rich_help_panel=TRAINING)
 ]

@@ -52,6 +52,7 @@ class Words:
     alloc_conf: str | None
     ds_config: str | None
     plan: str | None
+    zero_init: bool
 
 
 def read_cluster(gpu: str | None, gpus: int | None, nodes: int, host_memory: str | None) -> Cluster:
@@ -103,6 +104,7 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
         return plans, False
     config = without_auto(read_ds_config(Path(words.ds_config)), base, _hidden_size(model))
     first = plan_of(config, base)
+    first = first.model_copy(update={"zero_init": words.zero_init and first.zero_stage == 3})
     sizes = {
         "micro_batch": words.micro_batch or first.micro_batch,
         "gradient_accumulation_steps": words.accumulation or first.gradient_accumulation_steps,
@@ -119,6 +121,7 @@ def _rows(words: Words, base: TrainingPlan, cluster: Cluster) -> list[TrainingPl
         listed(words.offload, "--offload", Offload, tuple(Offload)),
         _precisions(words.precision, cluster),
         listed(checkpointing, "--checkpointing", Checkpointing, tuple(Checkpointing)),
+        zero_init=words.zero_init,
     )
     if not plans:
         raise UsageError(

@@ -151,6 +151,12 @@ PATCHES: tuple[Patch, ...] = (
         _new_tensor,
     ),
     Patch(
+        "deepspeed.runtime.zero.partition_parameters:_orig_torch_tensor",
+        "`zero.Init` puts back the `torch.tensor` that it saw when it was imported",
+        "zero.Init restores what it found when it was entered",
+        _new_tensor,
+    ),
+    Patch(
         "torch:Tensor.record_stream",
         "has no fake kernel; streams order nothing here",
         "FakeTensor implements record_stream",

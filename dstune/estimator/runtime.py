@@ -1,5 +1,6 @@
 """One plan, for real: build the model, `deepspeed.initialize`, forward, backward, step, with phases marked."""
 
+import contextlib
 import gc
 import os
 import time
@@ -51,7 +52,7 @@ def run(
     patches.apply_all(traits)
     _join_group(job.plan)
     with FakeTensorMode(allow_non_fake_inputs=True), tracer:
-        built = build(job.model, job.plan)
+        built = build(job.model, job.plan, _construction(job.plan))
         tracer.modules.watch(built.module)
         tracer.tape.mark("built")
         engine = _initialize(built, job.plan)
@@ -132,6 +133,14 @@ def _join_group(plan: TrainingPlan) -> None:
         CROSS_SIZE="1",
     )
     dist.init_process_group(backend="fake", rank=0, world_size=plan.world_size, store=FakeStore())
+
+
+def _construction(plan: TrainingPlan) -> contextlib.AbstractContextManager[Any]:
+    """`deepspeed.zero.Init`, which partitions each parameter when it is made, or nothing."""
+    if not plan.zero_init:
+        return contextlib.nullcontext()
+    made: contextlib.AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=ds_config_for(plan))
+    return made
 
 
 def _initialize(built: BuiltModel, plan: TrainingPlan) -> Any:

@@ -88,7 +88,7 @@ class Values:
             most = MAX_FLOATS if isinstance(out, FakeTensor) and out.dtype.is_floating_point else MAX_ELEMENTS
             if isinstance(out, FakeTensor) and out.numel() <= most:
                 with unset_fake_temporarily():
-                    set_value(out, torch.full(out.shape, fill(args), dtype=out.dtype))
+                    set_value(out, aten.full(out.shape, fill(args), dtype=out.dtype, device="cpu"))
             return
         if func in _FILLS:
             self._refill(args[0], _FILLS[func](args))
@@ -117,7 +117,7 @@ class Values:
         if indices.numel() > MAX_ELEMENTS:
             return
         with unset_fake_temporarily():
-            slots = torch.arange(indices.numel()).reshape(indices.shape)
+            slots = aten.arange(indices.numel(), device="cpu").reshape(indices.shape)
             experts = slots % logits.shape[-1] if self.routing is Routing.BALANCED else slots % k
             set_value(indices, experts)
 

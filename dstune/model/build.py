@@ -36,13 +36,19 @@ def preload(spec: ModelSpec) -> None:
         return
 
 
-def build(spec: ModelSpec, plan: TrainingPlan) -> BuiltModel:
+def build(spec: ModelSpec, plan: TrainingPlan, around: contextlib.AbstractContextManager[Any]) -> BuiltModel:
     """The model of a plan, in training mode.
+
+    Args:
+        spec: Which model.
+        plan: How it is trained.
+        around: Entered while the module is constructed, as `deepspeed.zero.Init` is.
 
     Raises:
         ModelError: It cannot be built; the message says why.
     """
-    built = _from_function(spec) if spec.function is not None else _from_config(spec, plan)
+    with around:
+        built = _from_function(spec) if spec.function is not None else _from_config(spec, plan)
     module = built.module
     if plan.load_dtype is not None:
         module.to(getattr(torch, plan.load_dtype))

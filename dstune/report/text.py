@@ -20,21 +20,25 @@ WIDE = 160
 """Columns when standard output is no terminal: nothing may be cut."""
 
 
-def caption(name: str, plan: TrainingPlan, cluster: Cluster, first: Estimate) -> str:
+def caption(name: str, plans: Sequence[TrainingPlan], cluster: Cluster, first: Estimate) -> str:
     """What does not vary, above the table."""
+    plan = plans[-1]
+    checkpointings = {one.activation_checkpointing for one in plans}
+    checkpointing = f", checkpointing {plan.activation_checkpointing.value}" if len(checkpointings) == 1 else ""
+    zero_init = ", ZeRO 3 under zero.Init" if any(one.zero_init for one in plans) else ""
     gpus = f"{cluster.world_size} x {cluster.gpu.name}"
     nodes = f" on {cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}"
     outside = overhead(cluster.world_size)
     host = "" if cluster.host_bytes is None else f", host {gib(cluster.host_bytes)} a node"
     return (
         f"{name}, {count(first.num_parameters)} parameters, {plan.optimizer}, accumulation "
-        f"{plan.gradient_accumulation_steps}, checkpointing {plan.activation_checkpointing.value}\n"
+        f"{plan.gradient_accumulation_steps}{checkpointing}{zero_init}\n"
         f"{gpus}{nodes}, micro-batch {plan.micro_batch} x {plan.seq_len}; GiB: GPU "
         f"{gib(cluster.gpu.capacity_bytes)}{host}; outside torch {gib(outside.size_bytes)} (assumed)"
     )
 
 
-def answer(results: Sequence[Estimate | Refusal], model: str, gpus: int) -> list[Text]:
+def answer(results: Sequence[Estimate | Refusal], model: str, cluster: Cluster) -> list[Text]:
     """The last lines: what to do."""
     fitting = [result for result in results if isinstance(result, Estimate) and result.fits]
     if not fitting:
@@ -45,8 +49,20 @@ def answer(results: Sequence[Estimate | Refusal], model: str, gpus: int) -> list
     best = min(fitting, key=_cost)
     return [
         Text(f"Fits with the least communication and recomputation: {describe(best.plan)}", "green"),
-        Text(f"Next: dstune estimate {model} --gpus {gpus} --zero {best.plan.zero_stage} --json", "cyan"),
+        Text(f"Next, a larger micro-batch: {_next_command(best.plan, model, cluster)}", "cyan"),
     ]
+
+
+def _next_command(plan: TrainingPlan, model: str, cluster: Cluster) -> str:
+    """The same plan with twice the micro-batch."""
+    nodes = f" --nodes {cluster.num_nodes}" if cluster.num_nodes > 1 else ""
+    gpu = cluster.gpu.name.replace(" ", "-")
+    return (
+        f"dstune estimate {model} --gpu {gpu} --gpus {cluster.gpus_per_node}{nodes} --zero {plan.zero_stage} "
+        f"--offload {plan.offload.value} --precision {plan.precision.value} "
+        f"--checkpointing {plan.activation_checkpointing.value} --micro-batch {2 * plan.micro_batch} "
+        f"--seq-len {plan.seq_len}"
+    )
 
 
 def _cost(estimate: Estimate) -> tuple[int, int, int, int]:

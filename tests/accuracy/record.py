@@ -36,7 +36,7 @@ def job_for(row: Row, tape_path: str) -> Job:
 def capacity_bytes(row: Row) -> int | None:
     """The cap of a row, as `set_per_process_memory_fraction` makes it of a fraction of the device."""
     cap = row.get("memory_cap_gib")
-    return int(cap * GIB) if cap else None
+    return int(cap * GIB / DEVICE_BYTES * DEVICE_BYTES) if cap else None
 
 
 def model_for(row: Row) -> ModelSpec:

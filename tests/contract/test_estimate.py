@@ -56,7 +56,7 @@ def test_the_whole_default_table(tiny: str) -> None:
     lines = done.stdout.splitlines()
     rows = [line for line in lines if line[:1].isdigit() and ("fits" in line or "over" in line)]
     assert len(rows) == 24
-    assert lines[-1].startswith("Next: dstune")
+    assert lines[-1].startswith("Next, a larger micro-batch: dstune estimate")
     assert lines[-2].startswith("Fits with the least communication")
 
 

@@ -34,6 +34,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "fused_lion": {"optimizer": "Lion"},
     "cpu_lion": {"optimizer": "Lion", "offload": Offload.OPTIMIZER},
     "cpu_adagrad": {"optimizer": "Adagrad", "offload": Offload.OPTIMIZER},
+    "_orig_torch_tensor": {"zero_stage": 3, "zero_init": True},
     "record_stream": {"zero_stage": 3, "ds_config": PARTITIONED},
 }
 """Part of a target -> what the plan must have for it to matter."""

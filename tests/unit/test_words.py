@@ -124,7 +124,7 @@ def test_sizes() -> None:
 
 
 def test_the_default_grid_has_24_rows() -> None:
-    plans = grid(TrainingPlan(), (0, 1, 2, 3), tuple(Offload), tuple(Precision), (Checkpointing.OFF,))
+    plans = grid(TrainingPlan(), (0, 1, 2, 3), tuple(Offload), tuple(Precision), (Checkpointing.OFF,), zero_init=True)
     assert len(plans) == 24
     assert len({plan.digest() for plan in plans}) == 24
 
