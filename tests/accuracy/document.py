@@ -113,8 +113,10 @@ def _page(reports: dict[str, dict[str, Any]], rows: dict[str, Row]) -> str:
 def _peak_line(row: dict[str, Any]) -> str:
     if row.get("failed"):
         return f"| {row['name']} | failed | | | |"
-    allocated, reserved = row["recorded_allocated_bytes"], row["recorded_reserved_bytes"]
-    return f"| {row['name']} | {allocated:,} | {row['allocated_error']:+.4%} | {reserved:,} | {row['reserved_error']:+.4%} |"
+    cells = [row["name"]]
+    for kind in ("allocated", "reserved"):
+        cells += [f"{row[f'recorded_{kind}_bytes']:,}", f"{row[f'{kind}_error']:+.4%}"]
+    return f"| {' | '.join(cells)} |"
 
 
 def _verdict_line(row: dict[str, Any]) -> str:

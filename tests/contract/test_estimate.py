@@ -141,6 +141,13 @@ def test_a_model_function_that_raises_shows_its_last_frames() -> None:
     assert "own_model.py" in done.stderr
 
 
+def test_a_fault_in_the_models_forward_is_the_models_not_deepspeeds() -> None:
+    done = estimate_own("make_raising")
+    assert done.returncode == 3
+    assert "error: the model cannot be run" in done.stderr
+    assert "own_model.py" in done.stderr
+
+
 def test_a_shape_that_depends_on_data_is_an_error_that_names_operation_and_module() -> None:
     done = estimate_own("make_reading_values")
     assert done.returncode == 3

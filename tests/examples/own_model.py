@@ -39,6 +39,18 @@ def broken() -> tuple[nn.Module, object]:
     raise FileNotFoundError(msg)
 
 
+class RaisesInForward(Regressor):
+    """A fault in the user's own forward, called through DeepSpeed's engine."""
+
+    def forward(self, features: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(features @ targets, targets)
+
+
+def make_raising() -> tuple[nn.Module, object]:
+    """Shapes that do not go together."""
+    return RaisesInForward(), make_batch
+
+
 class ReadsValues(Regressor):
     """Asks for a value that only real data has, and acts on it."""
 
