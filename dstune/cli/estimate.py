@@ -111,9 +111,16 @@ def _show(
             out.print(layout.row(result, label="file" if from_file and len(done) == 1 else None))
     _raise_if_hopeless(done)
     out.print()
+    for note in _notes(done):
+        out.print(f"Note: {note}")
     for line in text.answer(done, word, cluster):
         out.print(line)
     return _exit_code(done, exit_zero=exit_zero)
+
+
+def _notes(results: list[Result]) -> tuple[str, ...]:
+    """What the numbers rest on, each once."""
+    return tuple(dict.fromkeys(note for one in results if isinstance(one, Estimate) for note in one.notes))
 
 
 def _say_loading(err: Console, num_plans: int) -> None:
@@ -140,4 +147,4 @@ def _exit_code(results: list[Result], *, exit_zero: bool) -> ExitCode:
 def _document(results: list[Result], code: ExitCode) -> str:
     estimates = [estimate_entry(result) for result in results if isinstance(result, Estimate)]
     refused = tuple(refusal_entry(result) for result in results if isinstance(result, Refusal))
-    return envelope("estimate", code, {"estimates": estimates, "refused": list(refused)})
+    return envelope("estimate", code, {"estimates": estimates, "refused": list(refused)}, warnings=_notes(results))

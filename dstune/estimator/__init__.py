@@ -82,6 +82,7 @@ def _estimate(plan: TrainingPlan, cluster: Cluster, answer: Answer, tape: Tape) 
         optimizer=answer.optimizer,
         num_ops=answer.num_ops,
         seconds=answer.seconds,
+        notes=answer.notes,
     )
 
 

@@ -13,7 +13,6 @@ from dstune.estimator.allocator import (
     SMALL_SEGMENT_BYTES,
     Block,
     CachingAllocator,
-    OutOfMemoryError,
     Pool,
     segment_size,
 )
@@ -41,19 +40,10 @@ class ExpandableAllocator(CachingAllocator):
             while index + 1 < len(pool) and _can_grow_to(pool[index + 1][2]) < _can_grow_to(pool[index][2]):
                 index += 1
             return pool.pop(index)[2]
-        self._check(segment_size(size))
+        self._make_room(segment_size(size))  # torch compares a whole segment, though it may map less
         block = self._expand(pool, size, small=small, stream=stream)
         del pool[bisect.bisect_left(pool, (block.size, block.address))]
         return block
-
-    def _check(self, num_bytes: int) -> None:
-        """Torch compares the size of a whole segment with the capacity, though it may map less."""
-        if self.capacity_bytes is None or self.reserved + num_bytes <= self.capacity_bytes:
-            return
-        self.num_retries += 1
-        self.empty_cache()
-        if self.reserved + num_bytes > self.capacity_bytes:
-            raise OutOfMemoryError(num_bytes, self.capacity_bytes - self.reserved)
 
     def _should_split(self, block: Block, size: int) -> bool:
         return block.size - size >= MIN_BLOCK_BYTES

@@ -1,7 +1,5 @@
 """What crosses the border between the front process and a worker: a job in, an answer out. No torch."""
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict
 
 from dstune.model import ModelSpec
@@ -69,5 +67,3 @@ class Answer(BaseModel):
     """Wall time of the run, imports excluded."""
     notes: tuple[str, ...] = ()
     """What the reader should know about the number."""
-    extra: dict[str, Any] = {}
-    """Room for developers' commands."""

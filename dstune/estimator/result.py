@@ -87,6 +87,8 @@ class Estimate(BaseModel):
     num_ops: int
     seconds: float
     """Wall time of the run."""
+    notes: tuple[str, ...] = ()
+    """What the reader must know about these numbers."""
 
     @property
     def fits(self) -> bool:

@@ -33,6 +33,8 @@ CLIENT_OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
 }
 """Optimizers that a plan may hand to `deepspeed.initialize`."""
+ROUTED = "mixture of experts: routing is taken as `{}` (--routing); a trained router lies between balanced and first"
+"""Said of every estimate in which a router was met."""
 
 
 def run(
@@ -47,7 +49,8 @@ def run(
     """
     start = time.perf_counter()
     traits = GpuTraits(*job.compute_capability, job.num_multiprocessors)
-    tracer = Tracer(traits, Values(job.routing), report_fault)
+    values = Values(job.routing)
+    tracer = Tracer(traits, values, report_fault)
     accelerator.bind(tracer, traits, job.capacity_bytes)
     patches.apply_all(traits)
     _join_group(job.plan)
@@ -69,6 +72,7 @@ def run(
         num_trainable=sum(_numel(p) for p in parameters if p.requires_grad),
         optimizer=_optimizer_name(engine),
         num_ops=tracer.num_ops,
+        notes=(ROUTED.format(job.routing.value),) if values.routed else (),
         seconds=time.perf_counter() - start,
     )
     return answer, tracer.tape

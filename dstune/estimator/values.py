@@ -73,10 +73,14 @@ class Values:
 
     Args:
         routing: Which experts a router of unknown logits picks.
+
+    Attributes:
+        routed: Whether a router was met, so that the policy mattered.
     """
 
     def __init__(self, routing: Routing = Routing.BALANCED) -> None:
         self.routing = routing
+        self.routed = False
 
     def carry(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Give an operation's results their content, where it follows from the arguments'."""
@@ -116,6 +120,7 @@ class Values:
         indices = out[1]  # type: ignore[index]
         if indices.numel() > MAX_ELEMENTS:
             return
+        self.routed = True
         with unset_fake_temporarily():
             slots = aten.arange(indices.numel(), device="cpu").reshape(indices.shape)
             experts = slots % logits.shape[-1] if self.routing is Routing.BALANCED else slots % k

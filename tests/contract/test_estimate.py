@@ -170,3 +170,17 @@ def test_no_child_survives(tiny: str, kill: signal.Signals) -> None:
         assert running.wait(timeout=30) == (130 if kill is signal.SIGINT else -signal.SIGKILL)
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
+
+
+def test_a_mixture_of_experts_says_how_it_was_routed(tmp_path: Path) -> None:
+    mixtral = {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+        "num_local_experts": 4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(mixtral))
+    words = ("estimate", str(tmp_path), "--gpu", "h200", "--gpus", "2", "--seq-len", "64", *ONE_ROW, "--json")
+    for routing in ("balanced", "first"):
+        found = document(dstune(*words, "--routing", routing))
+        assert any(f"`{routing}`" in warning for warning in found["warnings"])
+        assert found["data"]["estimates"][0]["gpu"]["fits"]
