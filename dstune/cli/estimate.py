@@ -65,6 +65,7 @@ def estimate(
     plans, from_file = read_plans(words, spec, cluster)
     chosen = options.listed(routing, "--routing", Routing, tuple(Routing))[0]
     found = estimate_plans(plans, spec, cluster, num_parallel=jobs, routing=chosen)
+    _say_loading(text.console(stderr=True), len(plans))
     results = _ordered(found)
     if json:
         done = list(results)
@@ -97,8 +98,7 @@ def _show(
 ) -> ExitCode:
     """Print rows as they are done. `names` is the model's name and the word that was typed for it."""
     name, word = names
-    out, err = text.console(), text.console(stderr=True)
-    _say_loading(err, len(plans))
+    out = text.console()
     layout = Layout.of(plans)
     done: list[Result] = []
     for result in results:

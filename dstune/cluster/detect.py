@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,17 +32,21 @@ def detect_gpu() -> tuple[Gpu, int]:
         raise _none("no GPU is visible")
     name = pynvml.nvmlDeviceGetName(handles[0])
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handles[0])
-    total = int(pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total)
-    return _gpu(str(name), total, (major, minor)), len(handles)
+    return _gpu(str(name), _usable_bytes(pynvml, handles[0]), (major, minor)), len(handles)
 
 
-def _visible(pynvml: object) -> list[object]:
+def _usable_bytes(pynvml: Any, handle: object) -> int:
+    """What a process can see: the total less what the driver keeps, which only NVML's second structure tells apart."""
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    return int(memory.total - memory.reserved)
+
+
+def _visible(pynvml: Any) -> list[object]:
     """Devices that CUDA would see: `CUDA_VISIBLE_DEVICES` counts."""
-    nvml: object = pynvml
-    count = nvml.nvmlDeviceGetCount()  # type: ignore[attr-defined]
+    count = pynvml.nvmlDeviceGetCount()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     indices = range(count) if named is None else [int(part) for part in named.split(",") if part.strip().isdigit()]
-    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in indices if index < count]  # type: ignore[attr-defined]
+    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices if index < count]
 
 
 def _gpu(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu:

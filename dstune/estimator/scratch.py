@@ -44,10 +44,6 @@ Scratch = Callable[[Args, dict[str, Any], Any, GpuTraits], Iterator[Step]]
 
 INDEX_BYTES = 8
 """An int64."""
-SCAN_BYTES = 1279
-"""cub's scan over up to a few thousand elements; `cub::DeviceScan`, recorded."""
-SORT_BYTES = 83_455
-"""cub's radix sort of 4,096 keys; `cub::DeviceRadixSort`, recorded."""
 EMBEDDING_SIMPLE_MAX = 3072
 """Up to this many indices no sort is needed (`native/cuda/Embedding.cu`, `embedding_dense_backward_cuda`)."""
 EMBEDDING_ROWS = 10
@@ -78,7 +74,7 @@ def _cumsum(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> I
     if args[0].dtype != out.dtype:
         yield take(_size(out), 1)
     if out.dim() and out.numel() == out.shape[args[1]]:
-        yield take(SCAN_BYTES, 2)
+        yield take(scan_bytes(out.numel()), 2)
         yield give(2)
 
 
@@ -148,32 +144,65 @@ def _efficient_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any
     yield give(4)
 
 
+def scan_bytes(count: int) -> int:
+    """What cub's scan over this many elements takes (`cub::DeviceScan`; fitted to 2,048 to 262,144, recorded)."""
+    return 1023 + 256 * -(-count // 65_536)
+
+
+def sort_bytes(count: int) -> int:
+    """What cub's radix sort of int64 pairs takes (`cub::DeviceRadixSort`): other buffers, and counts for each tile.
+
+    Fitted to 4,096, 147,456 and 262,144 keys, recorded; exact on all.
+    """
+    return 2 * INDEX_BYTES * count + 16_895 + 1024 * -(-count // 4608)
+
+
 def _embedding_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
-    """`native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`: many indices are sorted and summed by segments."""
-    indices = args[1]
+    """`native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`: many indices are sorted and summed by segments.
+
+    Whether a segment's rows are summed piece by piece or at once is told apart by rows a segment: recorded tables of
+    2 and 32 rows take the second way, vocabularies the first.
+    """
+    grad, indices = args[0], args[1]
     count = indices.numel()
     if count <= EMBEDDING_SIMPLE_MAX:
         yield result(0)
         return
     num_bytes = count * INDEX_BYTES
+    if not grad.is_contiguous():
+        yield take(_size(grad), 20)
+    if not indices.is_contiguous():
+        yield take(num_bytes, 21)
     for number in (1, 2, 3):
         yield take(num_bytes, number)
-    yield take(SORT_BYTES, 4)
-    yield give(4)
-    yield give(3)
-    yield result(0)
+    yield from (take(sort_bytes(count), 4), give(4), give(3), result(0))
     segments = min(count, out.shape[0])
     yield take(num_bytes, 5)
     yield take(INDEX_BYTES, 6)
-    yield from (take(num_bytes, 7), take(SCAN_BYTES, 8), give(8), give(7))
+    yield from (take(num_bytes, 7), take(scan_bytes(count), 8), give(8), give(7))
     yield take(segments * INDEX_BYTES, 9)
     yield take(segments * INDEX_BYTES, 10)
-    yield from (take(SCAN_BYTES, 11), give(11))
+    yield from (take(scan_bytes(segments), 11), give(11))
     yield take(INDEX_BYTES, 12)
     partial = count // EMBEDDING_ROWS + segments
     yield take(partial * INDEX_BYTES, 13)
-    yield take(partial * out.shape[1] * 4, 14)
-    yield from (give(14), give(13))
+    if count // EMBEDDING_ROWS <= segments:
+        yield take(partial * out.shape[1] * 4, 14)
+        yield give(14)
+    else:
+        yield take(partial * INDEX_BYTES, 15)
+        if out.dtype != torch.float32:
+            yield from (take(segments * out.shape[1] * 4, 14), give(14))
+        yield give(15)
+    yield give(13)
+
+
+def _safe_softmax(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/transformers/attention.cpp` (`_safe_softmax`): rows that are wholly masked are looked for."""
+    yield result(0)
+    yield take(out.numel(), 1)
+    yield take(out.numel() // max(1, out.shape[args[1]]), 2)
+    yield from (take(out.element_size(), 3), give(3), give(2), give(1))
 
 
 def _sort(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
@@ -229,6 +258,7 @@ def _accumulator_bytes(source: torch.Tensor, out: torch.Tensor) -> int:
 SCRATCH: dict[str, Scratch] = {
     "aten::native_dropout": _dropout,
     "aten::cumsum": _cumsum,
+    "aten::_safe_softmax": _safe_softmax,
     "aten::_softmax_backward_data": _softmax_backward,
     "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
