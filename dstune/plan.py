@@ -55,7 +55,7 @@ class TrainingPlan(BaseModel):
     """Adapters, if any."""
     load_dtype: str | None = None
     """The type the weights are loaded in, if not float32."""
-    client_optimizer: Literal["adamw", "sgd"] | None = None
+    client_optimizer: Literal["adam", "adamw", "adafactor", "sgd"] | None = None
     """A torch optimizer given to `deepspeed.initialize`, instead of DeepSpeed's own."""
     alloc_conf: str | None = None
     """`PYTORCH_ALLOC_CONF` of the training process."""

@@ -29,6 +29,8 @@ from dstune.model.build import BuiltModel, build
 from dstune.plan import TrainingPlan
 
 CLIENT_OPTIMIZERS = {
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-4),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-4),
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-4),
     "sgd": lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
 }

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dstune.errors import DstuneError
 from dstune.estimator.job import Answer
 from dstune.estimator.pool import Pool
 from dstune.estimator.replay import Replay, replay
@@ -28,19 +29,29 @@ class Comparison:
 def compare(rows: list[Row], num_parallel: int | None = None) -> Iterator[Comparison]:
     """Predict rows, each in its own process, and yield them as they are done."""
     with Pool(num_parallel) as pool:
-        jobs = [job_for(row, pool.tape_path()) for row in rows]
+        jobs, predicted = [], []
+        for row in rows:
+            try:
+                jobs.append(job_for(row, pool.tape_path()))
+                predicted.append(row)
+            except (ValueError, KeyError, TypeError) as error:
+                yield _failed(row, f"this row asks for what is not modelled: {error}")
         for number, answer, tape in pool.run(jobs):
-            row = rows[number]
-            if tape is None:
-                yield _failed(row, answer)
-            else:
-                yield {"peak": _peak, "boundary": _boundary, "capped": _capped}[kind_of(row)](row, answer, tape)
+            yield _compared(predicted[number], answer, tape)
 
 
-def _failed(row: Row, answer: Answer) -> Comparison:
-    assert answer.failure is not None
-    reason = "; ".join((answer.failure.message, *answer.failure.because[:1]))
-    return Comparison("failed", row["name"], {"name": row["name"], "failed": True, "reason": reason})
+def _compared(row: Row, answer: Answer, tape: Tape | None) -> Comparison:
+    if tape is None:
+        assert answer.failure is not None
+        return _failed(row, "; ".join((answer.failure.message, *answer.failure.because[:1])))
+    try:
+        return {"peak": _peak, "boundary": _boundary, "capped": _capped}[kind_of(row)](row, answer, tape)
+    except DstuneError as error:
+        return _failed(row, error.message)
+
+
+def _failed(row: Row, reason: str) -> Comparison:
+    return Comparison("failed", row["name"], {"name": row["name"], "failed": True, "reason": " ".join(reason.split())})
 
 
 def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:

@@ -55,7 +55,7 @@ def _plan_for(row: Row) -> TrainingPlan:
         offload=Offload.NONE,
         precision=Precision.BF16,
         micro_batch=row["micro_batch"],
-        gradient_accumulation_steps=ds_config["gradient_accumulation_steps"],
+        gradient_accumulation_steps=ds_config.get("gradient_accumulation_steps", 1),
         seq_len=row.get("seq_len") or 1,
         activation_checkpointing=CHECKPOINTING[options.get("ckpt")],
         world_size=row["world_size"],

@@ -57,7 +57,8 @@ def test_the_command_prints_the_documented_json(tmp_path: Path) -> None:
     [row] = rows_named("memory.jsonl", ["solo-gpt2-nccl"])
     broken = {**row, "name": "broken", "model": {**row["model"], "model_class": "NoSuchModel"}}
     file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(row) + "\n" + json.dumps(broken) + "\n")
+    strange = {**row, "name": "strange", "model_options": {"attn": "of the future"}}
+    file.write_text("\n".join(map(json.dumps, (row, broken, strange))))
     done = subprocess.run(
         [sys.executable, "-m", "tests.accuracy", str(file), "--json"],
         capture_output=True, text=True, timeout=200, check=False, cwd=Path(__file__).parents[2],
@@ -65,5 +66,5 @@ def test_the_command_prints_the_documented_json(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert set(report) == {"rows", "boundary", "capped", "summary"}
     assert abs(report["rows"][0]["allocated_error"]) < 0.0001
-    assert report["rows"][1]["failed"] is True
-    assert report["summary"]["failed"] == done.returncode == 1
+    assert [row["failed"] for row in report["rows"][1:]] == [True, True]
+    assert (report["summary"]["failed"], done.returncode) == (2, 1)
