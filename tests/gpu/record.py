@@ -2,8 +2,9 @@
 
 A spec is a row of the recorded format without its measurements; each runs in a process of its own, and what it
 measured is added. With `"events": true` the allocator's event list is written beside OUT, each allocation with the
-operation that made it. While operations are logged, autograd sums gradients out of place, as under any dispatch
-mode, so such a list has additions that a plain run has not. Weights are zeros and norms ones. Needs torch, deepspeed and transformers; not dstune.
+operation that made it. While operations are logged, autograd sums gradients out of place, as under any dispatch mode,
+so such a list has additions that a plain run has not. Weights are zeros and norms ones. Needs torch, deepspeed and
+transformers; not dstune.
 """
 
 import argparse
