@@ -29,7 +29,7 @@ LIMITATIONS = """## Known limitations
 
 - Where segments lie in the driver's address space breaks ties between equal free blocks. That choice is only
   approximated: given the recorded addresses, the allocator's model meets every event of every recorded list; with its
-  own it is now and then off by a segment, which is where the reserved errors below come from.
+  own it is now and then off by a segment. Where a reserved error below was followed up, this was the cause.
 - All recordings are from one GPU model. Kernels that other GPUs choose (flash attention, other workspaces) follow
   torch's source and are not compared with a recording.
 - cuDNN's convolution workspaces are not known, so image models can be off by them while the patches are embedded.
