@@ -1,9 +1,7 @@
 """From the words of a command line to what the estimator takes; every fault is found before anything slow."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,6 +14,7 @@ from dstune.errors import ConfigFileError, UsageError
 from dstune.estimator.allocconf import make_allocator
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.grid import grid
+from dstune.jsonfile import read_json
 from dstune.model import ModelSpec
 from dstune.plan import LoraPlan, TrainingPlan
 from dstune.units import parse_bytes
@@ -23,16 +22,15 @@ from dstune.vocab import Attention, Checkpointing, Offload, Precision
 
 DEFAULT_SEQ_LEN = 1024
 LEARNED_POSITIONS = {
-    "gpt2": "n_positions",
-    "bert": "max_position_embeddings",
-    "opt": "max_position_embeddings",
-    "roberta": "max_position_embeddings",
-    "gpt_bigcode": "n_positions",
-    "electra": "max_position_embeddings",
+    "gpt2": ("n_positions", 1024),
+    "bert": ("max_position_embeddings", 512),
+    "opt": ("max_position_embeddings", 2048),
+    "roberta": ("max_position_embeddings", 512),
+    "gpt_bigcode": ("n_positions", 1024),
+    "electra": ("max_position_embeddings", 512),
 }
-"""Model types whose positions are a table, and where its length stands: a longer sequence cannot run."""
-DEFAULT_POSITIONS = {"gpt2": 1024, "bert": 512, "opt": 2048, "roberta": 512, "gpt_bigcode": 1024, "electra": 512}
-"""transformers' defaults for a configuration that does not say."""
+"""Model types whose positions are a table, so that a longer sequence cannot run: where its length stands in a
+configuration, and transformers' default for one that does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,8 @@ def _precisions(text: str, cluster: Cluster) -> list[Precision]:
 
 def _seq_len(asked: int | None, model: ModelSpec) -> int:
     kind = str(model.config.get("model_type", ""))
-    most = model.config.get(LEARNED_POSITIONS[kind], DEFAULT_POSITIONS[kind]) if kind in LEARNED_POSITIONS else None
+    key, default = LEARNED_POSITIONS.get(kind, ("", None))
+    most = model.config.get(key, default)
     if most is not None and asked is not None and asked > most:
         raise UsageError(
             f"--seq-len {asked} is more than the {most} positions of `{model.name}`", hint=f"at most {most}"
@@ -173,13 +172,9 @@ def _lora(text: str | None) -> LoraPlan | None:
 
 
 def _plan_from_file(path: Path) -> TrainingPlan:
+    data = read_json(path, "take a plan from `data.estimates[].plan` of --json")
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
         return TrainingPlan.model_validate(data)
-    except OSError as error:
-        raise ConfigFileError(f"`{path}` cannot be read", because=(str(error),)) from error
-    except json.JSONDecodeError as error:
-        raise ConfigFileError(f"{path}:{error.lineno}:{error.colno}: {error.msg.lower()}") from error
     except ValidationError as error:
         faults = tuple(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise ConfigFileError(

@@ -2,13 +2,13 @@
 
 import difflib
 import importlib.util
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from dstune.errors import ConfigFileError, ModelError, UsageError
+from dstune.jsonfile import read_json
 from dstune.model import ModelSpec
 from dstune.model.presets import presets
 
@@ -56,19 +56,7 @@ def read_config(file: Path) -> dict[str, Any]:
     Raises:
         ConfigFileError: It is missing, unreadable, no JSON object, or lacks `model_type`.
     """
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigFileError(
-            f"`{file}` does not exist", hint="name a folder that holds the model's config.json"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigFileError(f"`{file}` cannot be read", because=(str(error),)) from error
-    except json.JSONDecodeError as error:
-        message = f"{file}:{error.lineno}:{error.colno}: {error.msg[0].lower()}{error.msg[1:]}"
-        raise ConfigFileError(message, hint="mend the JSON at that place") from error
-    except RecursionError:
-        raise ConfigFileError(f"{file}:1: nested too deeply to be a configuration") from None
+    config = read_json(file, "name a folder that holds the model's config.json")
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ConfigFileError(f"{file}:1: no `model_type`", hint="name the config.json of a Hugging Face model")
     return config

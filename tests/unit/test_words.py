@@ -9,6 +9,7 @@ from dstune.cluster.catalogue import catalogue, find_gpu
 from dstune.dsconfig.document import plan_of, read_ds_config, vary, without_auto
 from dstune.errors import ConfigFileError, ModelError, UsageError
 from dstune.estimator.grid import grid
+from dstune.jsonfile import read_json
 from dstune.model.presets import presets
 from dstune.model.source import resolve
 from dstune.plan import TrainingPlan
@@ -100,6 +101,12 @@ def test_a_folder_is_read_and_faults_are_placed(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigFileError, match="does not exist"):
         resolve(str(tmp_path))
+
+
+def test_a_plan_that_is_no_text_is_placed_like_any_other_file(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigFileError, match="cannot be read"):
+        read_json(tmp_path / "plan.json", "")
 
 
 def test_a_bare_encoder_gets_a_head(tmp_path: Path) -> None:
