@@ -10,7 +10,9 @@ import typer
 from dstune import __version__
 from dstune.cli.catalogues import gpus, models
 from dstune.cli.estimate import estimate
-from dstune.errors import DstuneError, ExitCode
+from dstune.errors import DstuneError, ExitCode, InternalError, UsageError
+from dstune.report.machine import envelope, error_entry
+from dstune.report.text import console, error_lines
 
 EPILOG = (
     "Exit status: 0 yes, 1 no (nothing fits), 2 wrong use, 3 this machine or model cannot do it, "
@@ -72,8 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _unexpected(error: Exception, command: str, *, as_json: bool) -> int:
     """A wrong use found by typer, which has no public class for it but a message; or a bug."""
-    from dstune.errors import InternalError, UsageError  # noqa: PLC0415
-
     message: Any = getattr(error, "format_message", None)
     if message is not None:
         text = str(message()).rstrip(".")
@@ -88,9 +88,6 @@ def _unexpected(error: Exception, command: str, *, as_json: bool) -> int:
 
 
 def _fail(error: DstuneError, command: str, *, as_json: bool) -> int:
-    from dstune.report.machine import envelope, error_entry  # noqa: PLC0415 - only when something went wrong
-    from dstune.report.text import console, error_lines  # noqa: PLC0415
-
     if as_json:
         sys.stdout.write(envelope(command, error.exit_code, errors=(error_entry(error),)) + "\n")
     err = console(stderr=True)

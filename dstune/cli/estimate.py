@@ -101,14 +101,16 @@ def _show(
     out = text.console()
     layout = Layout.of(plans)
     done: list[Result] = []
+    num_printed = 0
     for result in results:
-        if not any(isinstance(one, Estimate) for one in done) and isinstance(result, Estimate):
-            out.print(text.caption(name, plans, cluster, result), "", layout.header(), sep="\n")
-            for earlier in done:
-                out.print(layout.row(earlier))
         done.append(result)
-        if any(isinstance(one, Estimate) for one in done):
-            out.print(layout.row(result, label="file" if from_file and len(done) == 1 else None))
+        if num_printed == 0:
+            if not isinstance(result, Estimate):
+                continue  # the caption needs the model's size
+            out.print(text.caption(name, plans, cluster, result), "", layout.header(), sep="\n")
+        for number in range(num_printed, len(done)):
+            out.print(layout.row(done[number], label="file" if from_file and number == 0 else None))
+        num_printed = len(done)
     _raise_if_hopeless(done)
     out.print()
     for note in _notes(done):
@@ -146,5 +148,5 @@ def _exit_code(results: list[Result], *, exit_zero: bool) -> ExitCode:
 
 def _document(results: list[Result], code: ExitCode) -> str:
     estimates = [estimate_entry(result) for result in results if isinstance(result, Estimate)]
-    refused = tuple(refusal_entry(result) for result in results if isinstance(result, Refusal))
-    return envelope("estimate", code, {"estimates": estimates, "refused": list(refused)}, warnings=_notes(results))
+    refused = [refusal_entry(result) for result in results if isinstance(result, Refusal)]
+    return envelope("estimate", code, {"estimates": estimates, "refused": refused}, warnings=_notes(results))

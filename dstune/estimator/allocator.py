@@ -186,10 +186,8 @@ class CachingAllocator:
     def _split(block: Block, size: int, pool: Pool) -> Block:
         """Cut a block; the rest goes to the pool."""
         rest = Block(block.address + size, block.size - size, block.small, block.stream)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, size
+        link_after(block, rest)
+        block.size = size
         bisect.insort(pool, (rest.size, rest.address, rest))
         return rest
 
@@ -198,25 +196,33 @@ class CachingAllocator:
         """Put a free block into its pool, joined with free neighbours."""
         before = block.before
         if before is not None and before.free and before.mapped:
-            _remove(pool, before)
-            _absorb(before, block)
+            take_out(pool, before)
+            absorb(before, block)
             block = before
         after = block.after
         if after is not None and after.free and after.mapped:
-            _remove(pool, after)
-            _absorb(block, after)
+            take_out(pool, after)
+            absorb(block, after)
         bisect.insort(pool, (block.size, block.address, block))
         return block
 
 
-def _remove(pool: Pool, block: Block) -> None:
+def take_out(pool: Pool, block: Block) -> None:
     """Take a block out of its pool; it is found by size and address."""
     del pool[bisect.bisect_left(pool, (block.size, block.address))]
 
 
-def _absorb(block: Block, after: Block) -> None:
+def absorb(block: Block, after: Block) -> None:
     """Join a block with the one after it."""
     block.size += after.size
     block.after = after.after
     if after.after is not None:
         after.after.before = block
+
+
+def link_after(block: Block, new: Block) -> None:
+    """Make a block the next neighbour of another."""
+    new.before, new.after = block, block.after
+    if block.after is not None:
+        block.after.before = new
+    block.after = new

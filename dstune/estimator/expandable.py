@@ -14,7 +14,10 @@ from dstune.estimator.allocator import (
     Block,
     CachingAllocator,
     Pool,
+    absorb,
+    link_after,
     segment_size,
+    take_out,
 )
 
 ARENA_BYTES = LARGE_SEGMENT_BYTES << 22
@@ -42,7 +45,7 @@ class ExpandableAllocator(CachingAllocator):
             return pool.pop(index)[2]
         self._make_room(segment_size(size))  # torch compares a whole segment, though it may map less
         block = self._expand(pool, size, small=small, stream=stream)
-        del pool[bisect.bisect_left(pool, (block.size, block.address))]
+        take_out(pool, block)
         return block
 
     def _should_split(self, block: Block, size: int) -> bool:
@@ -81,7 +84,7 @@ class ExpandableAllocator(CachingAllocator):
         stretch.remove(block)
         if mapped < block.size:
             rest = Block(block.address + mapped, block.size - mapped, block.small, block.stream, mapped=False)
-            _link_after(block, rest)
+            link_after(block, rest)
             block.size = mapped
             bisect.insort(stretch, rest, key=lambda one: one.address)
         block.mapped = True
@@ -94,15 +97,15 @@ class ExpandableAllocator(CachingAllocator):
         end = (block.address + block.size) // page * page
         if start >= end:
             return
-        del pool[bisect.bisect_left(pool, (block.size, block.address))]
+        take_out(pool, block)
         if block.address + block.size > end:
             tail = Block(end, block.address + block.size - end, block.small, block.stream)
-            _link_after(block, tail)
+            link_after(block, tail)
             block.size -= tail.size
             bisect.insort(pool, (tail.size, tail.address, tail))
         if start > block.address:
             middle = Block(start, block.address + block.size - start, block.small, block.stream)
-            _link_after(block, middle)
+            link_after(block, middle)
             block.size -= middle.size
             bisect.insort(pool, (block.size, block.address, block))
             block = middle
@@ -115,10 +118,10 @@ class ExpandableAllocator(CachingAllocator):
         after = block.after
         if after is not None and not after.mapped:
             stretch.remove(after)
-            _swallow(block, after)
+            absorb(block, after)
         before = block.before
         if before is not None and not before.mapped:
-            _swallow(before, block)
+            absorb(before, block)
         else:
             bisect.insort(stretch, block, key=lambda one: one.address)
 
@@ -135,17 +138,3 @@ def _free_from(block: Block | None, size: int) -> bool:
         total += block.size
         block = block.after
     return total >= size
-
-
-def _link_after(block: Block, new: Block) -> None:
-    new.before, new.after = block, block.after
-    if block.after is not None:
-        block.after.before = new
-    block.after = new
-
-
-def _swallow(block: Block, after: Block) -> None:
-    block.size += after.size
-    block.after = after.after
-    if after.after is not None:
-        after.after.before = block

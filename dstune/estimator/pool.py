@@ -31,7 +31,6 @@ class Pool:
 
     Args:
         num_parallel: Forks that may run at once.
-        workdir: Folder for answers, tapes and the log; a temporary one by default.
     """
 
     def __init__(self, num_parallel: int | None = None) -> None:

@@ -50,14 +50,13 @@ def iteration_dims(shape: list[int], strides: list[int], reduced: set[int]) -> l
     return joined
 
 
-def buffers(dims: list[Dim], accumulator_bytes: int, gpu: GpuTraits, output_vector: int = VECTOR) -> Buffers:
+def buffers(dims: list[Dim], accumulator_bytes: int, gpu: GpuTraits) -> Buffers:
     """The buffers of one reduction.
 
     Args:
         dims: From `iteration_dims`.
         accumulator_bytes: Size of the type that is accumulated in.
         gpu: Decides how many blocks fit.
-        output_vector: Results computed at once where the fastest dimension is kept.
     """
     num_outputs = _product(dim.size for dim in dims if not dim.reduced)
     num_inputs = _product(dim.size for dim in dims if dim.reduced)
@@ -71,7 +70,7 @@ def buffers(dims: list[Dim], accumulator_bytes: int, gpu: GpuTraits, output_vect
         if along_input and dim0 >= 128 and len(reduced) == 1:
             dim0 //= VECTOR
         elif not along_input:
-            vector = _output_vector(kept, reduced, output_vector)
+            vector = _output_vector(kept, reduced)
             dim0 //= vector
     width, height = _block(dim0, dim1, MAX_THREADS // vector)
     step_input = width if along_input else 1
@@ -91,9 +90,9 @@ def buffers(dims: list[Dim], accumulator_bytes: int, gpu: GpuTraits, output_vect
     return Buffers(size, 4 * grid)
 
 
-def _output_vector(kept: list[Dim], reduced: list[Dim], most: int) -> int:
+def _output_vector(kept: list[Dim], reduced: list[Dim]) -> int:
     """`get_output_vec_size`: the largest power of two that divides the kept dimension and all strides."""
-    vector = most
+    vector = VECTOR
     while vector > 1 and (kept[0].size % vector or any(dim.stride % vector for dim in (*reduced, *kept[1:]))):
         vector //= 2
     return vector

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dstune.estimator.gpu import GpuTraits
-from dstune.estimator.reduction import VECTOR, buffers, iteration_dims
+from dstune.estimator.reduction import buffers, iteration_dims
 
 
 class Step(NamedTuple):
@@ -91,7 +91,7 @@ def _cudnn_attention(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuT
     yield take(256)
 
 
-def _cudnn_attention_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+def _cudnn_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/cudnn/MHA.cpp` (`run_cudnn_SDP_bprop`): dQ in float32, a row sum, and dK, dV of every query head."""
     yield from (result(0), result(1), result(2))
     query, key = args[1], args[2]
@@ -100,7 +100,6 @@ def _cudnn_attention_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gp
     if key.shape[1] != heads:
         size += 2 * batch * heads * key.shape[2] * key.shape[3] * key.element_size()
     yield take(size)
-    del out
 
 
 def _flash_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
@@ -210,36 +209,34 @@ def _sort(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> It
     yield from (result(0), result(1), take(_size(out[1])))
 
 
-def _grouped_mm(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+def _grouped_mm(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/cuda/GroupMM.cu`: pointers and shapes of each group, and cutlass's workspace."""
-    del args
     yield from (result(0), take(480, 1), take(67_584, 2), give(2), give(1))
 
 
 def _reduce(args: Args, kwargs: dict[str, Any], out: Any, gpu: GpuTraits) -> Iterator[Step]:
-    """`native/cuda/Reduce.cuh`: a buffer and semaphores where blocks share results."""
-    yield result(0)
+    """`native/cuda/Reduce.cuh`: sums, means and norms; halves accumulate in float32 (`at::opmath_type`)."""
     source = args[0]
+    yield result(0)
     if source.dtype in {torch.bool, torch.int32, torch.uint8} and out.dtype == torch.int64:
         yield take(_size(source, INDEX_BYTES), 1)  # `native/ReduceOps.cpp` sums integers as int64
-    dims = iteration_dims(list(source.shape), list(source.stride()), _reduced(args, kwargs, source.dim()))
-    found = buffers(dims, _accumulator_bytes(source, out), gpu, VECTOR)
-    if found.accumulators:
-        yield take(found.accumulators, 2)
-        yield take(found.semaphores, 3)
-        yield give(3)
-        yield give(2)
+    accumulator_bytes = max(4, source.element_size(), out.element_size() if out.dtype == torch.float64 else 0)
+    yield from _meeting_place(args, kwargs, accumulator_bytes, gpu)
 
 
-def _reduce_keeping_type(args: Args, kwargs: dict[str, Any], out: Any, gpu: GpuTraits) -> Iterator[Step]:
+def _reduce_keeping_type(args: Args, kwargs: dict[str, Any], _out: Any, gpu: GpuTraits) -> Iterator[Step]:
     """Maxima and minima, `native/cuda/ReduceMaxValuesKernel.cu`: the accumulator is the type itself."""
     yield result(0)
+    yield from _meeting_place(args, kwargs, args[0].element_size(), gpu)
+
+
+def _meeting_place(args: Args, kwargs: dict[str, Any], accumulator_bytes: int, gpu: GpuTraits) -> Iterator[Step]:
+    """A buffer and semaphores, where thread blocks share results."""
     source = args[0]
     dims = iteration_dims(list(source.shape), list(source.stride()), _reduced(args, kwargs, source.dim()))
-    found = buffers(dims, source.element_size(), gpu, VECTOR)
+    found = buffers(dims, accumulator_bytes, gpu)
     if found.accumulators:
         yield from (take(found.accumulators, 2), take(found.semaphores, 3), give(3), give(2))
-    del out
 
 
 def _reduced(args: Args, kwargs: dict[str, Any], num_dims: int) -> set[int]:
@@ -248,11 +245,6 @@ def _reduced(args: Args, kwargs: dict[str, Any], num_dims: int) -> set[int]:
     if named is None or len(named) == 0:
         return set(range(num_dims))
     return {dim % num_dims for dim in named}
-
-
-def _accumulator_bytes(source: torch.Tensor, out: torch.Tensor) -> int:
-    """Halves accumulate in float32 (`at::opmath_type`)."""
-    return max(4, source.element_size(), out.element_size() if out.dtype == torch.float64 else 0)
 
 
 SCRATCH: dict[str, Scratch] = {

@@ -39,7 +39,7 @@ SCALAR_READS = frozenset({aten._local_scalar_dense.default, aten.item.default, a
 """Operations that bring one element to Python."""
 UNKNOWN_SCALARS: dict[torch.dtype, bool | int] = {torch.bool: False}
 """What `.item()` answers to DeepSpeed and torch when content is unknown: no overflow, count 0; floats are 1.0."""
-TRUSTED_CALLERS = ("torch", "deepspeed", "dstune")
+TRUSTED_CALLERS = ("torch", "deepspeed")
 """Packages whose `.item()` on unknown content only steers loss scaling, clipping and logging. While the model is
 built everybody is trusted: initial values do not change shapes."""
 

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,44 +29,40 @@ class RecordedAddresses(AddressSpace):
         return self.waiting.pop(0) if self.waiting else super().place(size)
 
 
-@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name.removesuffix(".json.gz"))
-def test_reserved_memory_and_every_address_are_the_recorded_ones(path: Path) -> None:
-    addresses = RecordedAddresses()
-    allocator, blocks, real, before = CachingAllocator(addresses=addresses), {}, 0, ""
-    for number, (action, address, size, stream, *_label) in enumerate(json.loads(gzip.decompress(path.read_bytes()))):
-        if action == "segment_alloc":
+def replayed(path: Path, allocator: CachingAllocator, addresses: RecordedAddresses) -> Iterator[tuple[int, Block, int]]:
+    """Feed a recorded list to an allocator; after each allocation, the recorded address, our block, reserved memory."""
+    blocks: dict[int, Block] = {}
+    real, before = 0, ""
+    for action, address, size, stream, *_label in json.loads(gzip.decompress(path.read_bytes())):
+        if action in {"segment_alloc", "segment_map"}:
             real += size
             addresses.waiting.append(address)
-        elif action == "segment_free":
-            if before != "segment_free":
+        elif action in {"segment_free", "segment_unmap"}:
+            if before != action:
                 allocator.empty_cache()
             real -= size
         elif action == "alloc":
             blocks[address] = allocator.malloc(size, stream)
-            assert (allocator.reserved, blocks[address].address) == (real, address), f"event {number}"
+            yield address, blocks[address], real
         elif action == "free_completed" and address in blocks:
             allocator.free(blocks.pop(address))
         before = action
     assert real > 0
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_reserved_memory_and_every_address_are_the_recorded_ones(path: Path) -> None:
+    addresses = RecordedAddresses()
+    allocator = CachingAllocator(addresses=addresses)
+    for number, (address, block, real) in enumerate(replayed(path, allocator, addresses)):
+        assert (allocator.reserved, block.address) == (real, address), f"allocation {number}"
 
 
 @pytest.mark.parametrize("path", [path for path in EVENTS if "-exp" in path.name], ids=lambda path: path.name)
 def test_expandable_segments_map_what_was_recorded(path: Path) -> None:
-    allocator, blocks, real, before = ExpandableAllocator(), {}, 0, ""
-    for number, (action, address, size, stream, *_label) in enumerate(json.loads(gzip.decompress(path.read_bytes()))):
-        if action == "segment_map":
-            real += size
-        elif action == "segment_unmap":
-            if before != "segment_unmap":
-                allocator.empty_cache()
-            real -= size
-        elif action == "alloc":
-            blocks[address] = allocator.malloc(size, stream)
-            assert allocator.reserved == real, f"event {number}"
-        elif action == "free_completed" and address in blocks:
-            allocator.free(blocks.pop(address))
-        before = action
-    assert real > 0
+    allocator = ExpandableAllocator()
+    for number, (_address, _block, real) in enumerate(replayed(path, allocator, RecordedAddresses())):
+        assert allocator.reserved == real, f"allocation {number}"
 
 
 @pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
