@@ -53,6 +53,8 @@ class TrainingPlan(BaseModel):
     """Whether the batch carries a mask of ones, as tokenizers give; None leaves it to the model's family."""
     lora: LoraPlan | None = None
     """Adapters, if any."""
+    freeze: tuple[str, ...] = ()
+    """Shell patterns of parameters that get no gradient."""
     load_dtype: str | None = None
     """The type the weights are loaded in, if not float32."""
     client_optimizer: Literal["adam", "adamw", "adafactor", "sgd"] | None = None

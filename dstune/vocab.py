@@ -29,6 +29,8 @@ class Checkpointing(StrEnum):
     """Non-reentrant, what torch and transformers recommend."""
     REENTRANT = "reentrant"
     """The older autograd-function form."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed's own, with what `activation_checkpointing` of the ds_config says (partitioned, on the CPU)."""
 
 
 class Attention(StrEnum):
@@ -43,8 +45,19 @@ class Routing(StrEnum):
 
     BALANCED = "balanced"
     """Every expert gets the same number of tokens."""
-    FIRST = "first"
+    WORST = "worst"
     """Every token goes to the first experts: what a router of zeros does, and the upper bound."""
+
+
+class Verdict(StrEnum):
+    """Whether a plan has room."""
+
+    FITS = "fits"
+    """Even at the upper end of its range."""
+    TIGHT = "tight"
+    """Between the ends: some runs will run out of memory."""
+    OVER = "over"
+    """Not even at the lower end."""
 
 
 STAGES = (0, 1, 2, 3)

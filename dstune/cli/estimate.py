@@ -37,6 +37,7 @@ def estimate(
     optimizer: options.Optimizer = "AdamW",
     attention: options.AttentionWord = "sdpa",
     lora: options.Lora = None,
+    freeze: options.Freeze = None,
     zero_init: options.ZeroInit = True,
     alloc_conf: options.AllocConf = None,
     routing: options.RoutingWord = "balanced",
@@ -51,7 +52,7 @@ def estimate(
 
     dstune estimate llama-3-8b --gpu h100 --gpus 8 --micro-batch 2 --seq-len 4096
 
-    dstune estimate ./my-model --gpu 24GiB --zero 2,3 --checkpointing both
+    dstune estimate ./my-model --gpu 24GiB --zero 2,3 --checkpointing both --micro-batch max
 
     dstune estimate gpt2 --gpu a100-80gb --gpus 8 --ds-config ds_config.json --json
     """
@@ -60,11 +61,11 @@ def estimate(
     cluster = read_cluster(gpu, gpus, nodes, host_memory)
     words = Words(
         zero, offload, precision, checkpointing, micro_batch, accumulation, seq_len, optimizer, attention, lora,
-        alloc_conf, ds_config, plan, zero_init,
+        alloc_conf, ds_config, plan, zero_init, freeze,
     )  # fmt: skip
     plans, from_file = read_plans(words, spec, cluster)
-    chosen = options.listed(routing, "--routing", Routing, tuple(Routing))[0]
-    found = estimate_plans(plans, spec, cluster, num_parallel=jobs, routing=chosen)
+    chosen = options.one_of(routing, "--routing", Routing, tuple(Routing))
+    found = estimate_plans(plans, spec, cluster, num_parallel=jobs, routing=chosen, find_largest=words.wants_largest)
     _say_loading(text.console(stderr=True), len(plans))
     results = _ordered(found)
     if json:
@@ -73,7 +74,15 @@ def estimate(
         code = _exit_code(done, exit_zero=exit_zero)
         sys.stdout.write(_document(done, code) + "\n")
         return code
-    return _show(results, plans, cluster, (spec.name, model), from_file=from_file, exit_zero=exit_zero)
+    return _show(
+        results,
+        plans,
+        cluster,
+        (spec.name, model),
+        from_file=from_file,
+        find_largest=words.wants_largest,
+        exit_zero=exit_zero,
+    )
 
 
 def _ordered(found: Iterator[tuple[int, Result]]) -> Iterator[Result]:
@@ -94,12 +103,13 @@ def _show(
     names: tuple[str, str],
     *,
     from_file: bool,
+    find_largest: bool,
     exit_zero: bool,
 ) -> ExitCode:
     """Print rows as they are done. `names` is the model's name and the word that was typed for it."""
     name, word = names
     out = text.console()
-    layout = Layout.of(plans)
+    layout = Layout.of(plans, find_largest=find_largest)
     done: list[Result] = []
     num_printed = 0
     for result in results:
@@ -107,7 +117,8 @@ def _show(
         if num_printed == 0:
             if not isinstance(result, Estimate):
                 continue  # the caption needs the model's size
-            out.print(text.caption(name, plans, cluster, result), "", layout.header(), sep="\n")
+            caption = text.caption(name, plans, cluster, result, find_largest=find_largest)
+            out.print(caption, "", layout.header(), sep="\n")
         for number in range(num_printed, len(done)):
             out.print(layout.row(done[number], label="file" if from_file and number == 0 else None))
         num_printed = len(done)

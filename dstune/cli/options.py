@@ -26,6 +26,12 @@ Lora = Annotated[
     str | None,
     typer.Option("--lora", metavar="r=N,targets=A:B", help="Train low-rank adapters only.", rich_help_panel=MODEL),
 ]
+Freeze = Annotated[
+    str | None,
+    typer.Option(
+        "--freeze", metavar="PATTERNS", help="Parameters without gradients: *embed*,*.0.*", rich_help_panel=MODEL
+    ),
+]
 GpuWord = Annotated[
     str | None,
     typer.Option(
@@ -64,12 +70,20 @@ PrecisionWords = Annotated[
 CheckpointingWord = Annotated[
     str,
     typer.Option(
-        "--checkpointing", metavar="on|off|both|reentrant", help="Activation checkpointing.", rich_help_panel=TRAINING
+        "--checkpointing",
+        metavar="on|off|both|reentrant|deepspeed",
+        help="Activation checkpointing.",
+        rich_help_panel=TRAINING,
     ),
 ]
 MicroBatch = Annotated[
-    int | None,
-    typer.Option("--micro-batch", help="Sequences a GPU a micro-step. Default: 1.", rich_help_panel=TRAINING),
+    str | None,
+    typer.Option(
+        "--micro-batch",
+        metavar="N|max",
+        help="Sequences a GPU a micro-step, or the largest that fits. Default: 1.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Accumulation = Annotated[
     int | None, typer.Option("--accumulation", help="Micro-steps a step. Default: 1.", rich_help_panel=TRAINING)
@@ -97,7 +111,7 @@ AllocConf = Annotated[
     typer.Option(
         "--alloc-conf",
         metavar="CONF",
-        help="PYTORCH_ALLOC_CONF of the training process: expandable_segments:True.",
+        help="PYTORCH_ALLOC_CONF of the training process, such as expandable_segments:True.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -105,8 +119,8 @@ RoutingWord = Annotated[
     str,
     typer.Option(
         "--routing",
-        metavar="balanced|first",
-        help="Mixture of experts: tokens spread evenly, or all to the first experts (the worst case).",
+        metavar="balanced|worst",
+        help="Mixture of experts: tokens spread evenly, or all to the same experts.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -142,6 +156,35 @@ def listed(text: str, flag: str, read: Callable[[str], T], allowed: tuple[str, .
         shown = wrong[0] if wrong else text
         raise UsageError(f"`{shown}` is no value of {flag}", hint=f"use {', '.join(allowed)}, with commas, or all")
     return [read(word) for word in dict.fromkeys(words)]
+
+
+MAX = "max"
+
+
+def number_or_max(text: str | None, flag: str) -> int | None:
+    """Read a number of at least 1; None for `max` or nothing.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if text is None or text == MAX:
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"`{text}` is no value of {flag}", hint=f"{flag} takes a number of at least 1, or {MAX}")
+    at_least_one(int(text), flag)
+    return int(text)
+
+
+def one_of(text: str, flag: str, read: Callable[[str], T], allowed: tuple[str, ...]) -> T:
+    """Read a word that may not be a list.
+
+    Raises:
+        UsageError: It is not allowed, or several.
+    """
+    found = listed(text, flag, read, allowed)
+    if len(found) > 1:
+        raise UsageError(f"{flag} takes one value, not `{text}`", hint=f"use one of {', '.join(allowed)}")
+    return found[0]
 
 
 def at_least_one(number: int | None, flag: str) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dstune.cli.options import at_least_one, listed
+from dstune.cli.options import MAX, at_least_one, listed, number_or_max, one_of
 from dstune.cluster import Cluster
 from dstune.cluster.catalogue import find_gpu
 from dstune.cluster.detect import detect_gpu, detect_host_bytes
 from dstune.dsconfig.document import plan_of, read_ds_config, vary, without_auto
 from dstune.errors import ConfigFileError, UsageError
-from dstune.estimator.allocconf import make_allocator
+from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.grid import grid
 from dstune.jsonfile import read_json
@@ -41,7 +41,7 @@ class Words:
     offload: str
     precision: str
     checkpointing: str
-    micro_batch: int | None
+    micro_batch: str | None
     accumulation: int | None
     seq_len: int | None
     optimizer: str
@@ -51,6 +51,12 @@ class Words:
     ds_config: str | None
     plan: str | None
     zero_init: bool
+    freeze: str | None
+
+    @property
+    def wants_largest(self) -> bool:
+        """Whether the largest micro-batch is to be found."""
+        return self.micro_batch == MAX
 
 
 def read_cluster(gpu: str | None, gpus: int | None, nodes: int, host_memory: str | None) -> Cluster:
@@ -78,23 +84,24 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
     """
     if words.plan is not None:
         return [_plan_from_file(Path(words.plan))], True
+    micro_batch = number_or_max(words.micro_batch, "--micro-batch")
     for number, flag in (
-        (words.micro_batch, "--micro-batch"),
         (words.accumulation, "--accumulation"),
         (words.seq_len, "--seq-len"),
     ):
         at_least_one(number, flag)
-    make_allocator(words.alloc_conf)  # finds a fault before anything slow
+    AllocConf.parse(words.alloc_conf)  # finds a fault before anything slow
     base = TrainingPlan(
-        micro_batch=words.micro_batch or 1,
+        micro_batch=micro_batch or 1,
         gradient_accumulation_steps=words.accumulation or 1,
         seq_len=_seq_len(words.seq_len, model),
         optimizer=words.optimizer,
         world_size=cluster.world_size,
         ranks_per_node=cluster.gpus_per_node,
-        attention=listed(words.attention, "--attention", Attention, tuple(Attention))[0],
+        attention=one_of(words.attention, "--attention", Attention, tuple(Attention)),
         attention_mask=None,
         lora=_lora(words.lora),
+        freeze=tuple(part for part in (words.freeze or "").split(",") if part),
         alloc_conf=words.alloc_conf,
     )
     plans = _rows(words, base, cluster)
@@ -104,7 +111,7 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
     first = plan_of(config, base)
     first = first.model_copy(update={"zero_init": words.zero_init and first.zero_stage == 3})
     sizes = {
-        "micro_batch": words.micro_batch or first.micro_batch,
+        "micro_batch": micro_batch or first.micro_batch,
         "gradient_accumulation_steps": words.accumulation or first.gradient_accumulation_steps,
         "optimizer": first.optimizer,
     }

@@ -23,6 +23,15 @@ def ds_config_for(plan: TrainingPlan) -> dict[str, Any]:
     return config
 
 
+def with_micro_batch(plan: TrainingPlan, micro_batch: int) -> TrainingPlan:
+    """The same plan with another micro-batch, in its own ds_config too if it brings one."""
+    config = plan.ds_config
+    if config is not None:
+        config = {name: value for name, value in config.items() if name != "train_batch_size"}
+        config["train_micro_batch_size_per_gpu"] = micro_batch
+    return plan.model_copy(update={"micro_batch": micro_batch, "ds_config": config})
+
+
 def _zero(plan: TrainingPlan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": plan.zero_stage}
     if plan.offload in {Offload.OPTIMIZER, Offload.OPTIMIZER_PARAM}:

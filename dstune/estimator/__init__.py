@@ -6,15 +6,19 @@
 Torch is imported only in child processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dstune.cluster import Cluster
+from dstune.dsconfig import with_micro_batch
+from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.host import host_memory
 from dstune.estimator.job import Answer, Job
+from dstune.estimator.largest import search
 from dstune.estimator.overhead import overhead
-from dstune.estimator.pool import Pool
-from dstune.estimator.replay import Replay, min_capacity_bytes, replay
+from dstune.estimator.pool import Pool, Task
+from dstune.estimator.replay import Replay, replay
 from dstune.estimator.result import Estimate, GpuEstimate, HostEstimate, Phase, Refusal, Shortage
+from dstune.estimator.spread import min_capacity_bytes, spread, verdict_of
 from dstune.estimator.tape import Tape
 from dstune.model import ModelSpec
 from dstune.plan import TrainingPlan
@@ -30,6 +34,7 @@ def estimate_plans(
     *,
     num_parallel: int | None = None,
     routing: Routing = Routing.BALANCED,
+    find_largest: bool = False,
 ) -> Iterator[tuple[int, Estimate | Refusal]]:
     """Run each plan in a process of its own and yield its position and result as it is done.
 
@@ -39,10 +44,12 @@ def estimate_plans(
         cluster: Where.
         num_parallel: Processes at once; by default as many as there are cores.
         routing: Where tokens go in a mixture of experts.
+        find_largest: Whether to look for the largest micro-batch that fits, instead of taking the plan's.
     """
     with Pool(num_parallel) as pool:
-        jobs = [
-            Job(
+
+        def job(plan: TrainingPlan) -> Job:
+            return Job(
                 plan=plan,
                 model=model,
                 compute_capability=cluster.gpu.compute_capability,
@@ -51,13 +58,31 @@ def estimate_plans(
                 tape_path=pool.tape_path(),
                 routing=routing,
             )
-            for plan in plans
-        ]
-        for number, answer, tape in pool.run(jobs):
-            if tape is None:
-                yield number, _refusal(plans[number], answer)
-            else:
-                yield number, _estimate(plans[number], cluster, answer, tape)
+
+        kind = _largest if find_largest else _once
+        yield from pool.drive([kind(plan, cluster, job) for plan in plans])
+
+
+def _once(plan: TrainingPlan, cluster: Cluster, job: Callable[[TrainingPlan], Job]) -> Task[Estimate | Refusal]:
+    answer, tape = yield job(plan)
+    return _refusal(plan, answer) if tape is None else _estimate(plan, cluster, answer, tape)
+
+
+def _largest(plan: TrainingPlan, cluster: Cluster, job: Callable[[TrainingPlan], Job]) -> Task[Estimate | Refusal]:
+    """The estimate of the largest micro-batch that fits, or of 1 if none does."""
+    found: dict[int, Estimate] = {}
+    probes = search(cluster.gpu.capacity_bytes)
+    probe = next(probes)
+    while True:
+        tried = with_micro_batch(plan, probe)
+        result = yield from _once(tried, cluster, job)
+        if isinstance(result, Refusal):
+            return result
+        found[probe] = result
+        try:
+            probe = probes.send((result.gpu.sure_bytes, result.gpu.fits))
+        except StopIteration as end:
+            return found[max(end.value, 1)].model_copy(update={"largest_micro_batch": end.value})
 
 
 def _refusal(plan: TrainingPlan, answer: Answer) -> Refusal:
@@ -77,7 +102,7 @@ def _estimate(plan: TrainingPlan, cluster: Cluster, answer: Answer, tape: Tape) 
     return Estimate(
         plan=plan,
         gpu=_gpu(plan, cluster, tape),
-        host=_host(cluster, tape),
+        host=_host(cluster, tape, answer.disk_bytes),
         num_parameters=answer.num_parameters,
         optimizer=answer.optimizer,
         num_ops=answer.num_ops,
@@ -87,21 +112,26 @@ def _estimate(plan: TrainingPlan, cluster: Cluster, answer: Answer, tape: Tape) 
 
 
 def _gpu(plan: TrainingPlan, cluster: Cluster, tape: Tape) -> GpuEstimate:
-    played = replay(tape, alloc_conf=plan.alloc_conf)
+    conf = AllocConf.parse(plan.alloc_conf)
+    played = replay(tape, conf=conf)
     outside = overhead(plan.world_size).size_bytes
-    needed = min_capacity_bytes(tape, played, plan.alloc_conf)
+    needed = min_capacity_bytes(tape, played, conf)
+    found = spread(tape, conf, played, needed)
     room = cluster.gpu.capacity_bytes - outside
-    fits = needed <= room
+    if conf.memory_fraction is not None:
+        room = min(room, int(conf.memory_fraction * cluster.gpu.capacity_bytes))
     return GpuEstimate(
         peak_allocated_bytes=played.peak_allocated,
         peak_reserved_bytes=played.peak_reserved,
+        reserved_range_bytes=(found.low_reserved, found.high_reserved),
         min_capacity_bytes=needed,
+        min_capacity_range_bytes=(found.low_capacity, found.high_capacity),
         overhead_bytes=outside,
         capacity_bytes=cluster.gpu.capacity_bytes,
-        fits=fits,
+        verdict=verdict_of(found, room),
         peak_phase=played.peak_phase,
         phases=_phases(played),
-        shortage=None if fits else _shortage(replay(tape, max(0, room), plan.alloc_conf)),
+        shortage=None if needed <= room else _shortage(replay(tape, max(0, room), conf)),
     )
 
 
@@ -127,12 +157,13 @@ def _shortage(played: Replay) -> Shortage | None:
     )
 
 
-def _host(cluster: Cluster, tape: Tape) -> HostEstimate:
+def _host(cluster: Cluster, tape: Tape, disk_bytes: int) -> HostEstimate:
     memory = host_memory(tape)
     per_node = memory.total * cluster.gpus_per_node
     return HostEstimate(
         pinned_bytes=memory.pinned,
         pageable_bytes=memory.pageable,
+        disk_bytes=disk_bytes,
         per_node_bytes=per_node,
         capacity_bytes=cluster.host_bytes,
         fits=None if cluster.host_bytes is None else per_node <= cluster.host_bytes,

@@ -28,16 +28,19 @@ class VirtualAccelerator(CPU_Accelerator):  # type: ignore[misc]
         self._communication_backend_name = "fake"
         self._traits = GpuTraits(8, 0)
         self._total_bytes = 0
+        self._num_devices = 1
         self._tracer: Tracer
 
-    def bind(self, tracer: Tracer, traits: GpuTraits, total_bytes: int) -> None:
+    def bind(self, tracer: Tracer, traits: GpuTraits, total_bytes: int, num_devices: int) -> None:
         """Become the GPU of one job.
 
         Args:
             tracer: Where allocations are recorded.
             traits: The GPU that is pretended.
             total_bytes: Its memory, for code that asks.
+            num_devices: GPUs of the node.
         """
+        self._num_devices = num_devices
         self._tracer = tracer
         self._traits = traits
         self._total_bytes = total_bytes
@@ -97,8 +100,8 @@ class VirtualAccelerator(CPU_Accelerator):  # type: ignore[misc]
         return f"{DEVICE_TYPE}:0"
 
     def device_count(self) -> int:
-        """DeepSpeed checks local ranks against it."""
-        return 8
+        """GPUs of the node: ZeRO++ forms its groups by it."""
+        return self._num_devices
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the virtual GPU."""
@@ -154,6 +157,11 @@ class VirtualAccelerator(CPU_Accelerator):  # type: ignore[misc]
     def _torch_empty_pinned(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         with self._tracer.pinning():
             return tensor.new_empty(shape)
+
+    def empty_locked(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """What DeepSpeed's asynchronous I/O page-locks by itself."""
+        with self._tracer.locking():
+            return torch.empty(num_elements, dtype=dtype, device="cpu")
 
     def _torch_is_pinned(self, tensor: torch.Tensor) -> bool:
         return self._tracer.is_pinned(tensor)

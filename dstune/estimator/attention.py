@@ -33,6 +33,7 @@ class AttentionCall:
         num_heads, num_kv_heads: Heads of the query, of key and value.
         query_len, key_len: Tokens.
         head_dim, value_head_dim: Size of a head.
+        has_dense_rows: Whether the last dimension of query, key, value and mask lies in one piece.
     """
 
     dtype: str
@@ -47,10 +48,16 @@ class AttentionCall:
     is_causal: bool
     dropout: float
     requires_grad: bool
+    enable_gqa: bool = False
+    has_dense_rows: bool = True
 
 
 def choose_kernel(call: AttentionCall, gpu: GpuTraits) -> AttentionKernel:
     """The kernel CUDA would run for a call on a GPU."""
+    if call.num_heads != call.num_kv_heads and not call.enable_gqa:
+        return AttentionKernel.MATH  # `check_batch_size_and_num_heads_dense`: fused kernels do not broadcast heads
+    if not call.has_dense_rows:
+        return AttentionKernel.MATH  # `check_last_dim_stride_equals_1_dense`
     if gpu.prefers_cudnn_attention and _cudnn_takes(call, gpu):
         return AttentionKernel.CUDNN
     if _flash_takes(call, gpu):
@@ -91,7 +98,7 @@ def _narrow_backward(call: AttentionCall, gpu: GpuTraits) -> bool:
 def _efficient_takes(call: AttentionCall, gpu: GpuTraits) -> bool:
     """`can_use_mem_efficient_attention`."""
     wanted = {"float16", "bfloat16", "float32"} if gpu.major >= 8 else {"float16", "float32"}
-    if call.dtype not in wanted or gpu.major < 5 or call.mask_requires_grad:
+    if call.dtype not in wanted or gpu.major < 5:
         return False
     if call.num_heads != call.num_kv_heads:
         return False

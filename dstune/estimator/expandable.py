@@ -8,9 +8,9 @@ down to 512 bytes. Source: torch 2.11 `c10/cuda/CUDACachingAllocator.cpp` (`try_
 import bisect
 
 from dstune.estimator.allocator import (
-    LARGE_SEGMENT_BYTES,
     MIN_BLOCK_BYTES,
     SMALL_SEGMENT_BYTES,
+    AddressSpace,
     Block,
     CachingAllocator,
     Pool,
@@ -19,16 +19,23 @@ from dstune.estimator.allocator import (
     segment_size,
     take_out,
 )
+from dstune.estimator.allocconf import AllocConf
 
-ARENA_BYTES = LARGE_SEGMENT_BYTES << 22
-"""Address space of one stretch: more than any GPU has, and whole pages."""
+ARENA_BYTES = 1 << 46
+"""Address space of one stretch: more than any GPU has."""
 
 
 class ExpandableAllocator(CachingAllocator):
     """Reserved memory is what is mapped."""
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
-        super().__init__(capacity_bytes)
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        conf: AllocConf | None = None,
+        addresses: AddressSpace | None = None,
+        gc_bytes: int | None = None,
+    ) -> None:
+        super().__init__(capacity_bytes, conf, addresses, gc_bytes)
         self._unmapped: dict[tuple[bool, int], list[Block]] = {}
 
     def empty_cache(self) -> None:
@@ -43,13 +50,25 @@ class ExpandableAllocator(CachingAllocator):
             while index + 1 < len(pool) and _can_grow_to(pool[index + 1][2]) < _can_grow_to(pool[index][2]):
                 index += 1
             return pool.pop(index)[2]
-        self._make_room(segment_size(size))  # torch compares a whole segment, though it may map less
+        segment = segment_size(size, self._large_segment_bytes)
+        self._make_room(segment, pool, size)  # torch compares a whole segment, though it may map less
         block = self._expand(pool, size, small=small, stream=stream)
         take_out(pool, block)
         return block
 
+    def _release_oversized(self, pool: Pool, size: int) -> bool:
+        """Torch leaves expandable blocks alone here."""
+        del pool, size
+        return False
+
+    def _collect_garbage(self, wanted: int) -> None:
+        """And here."""
+
     def _should_split(self, block: Block, size: int) -> bool:
         return block.size - size >= MIN_BLOCK_BYTES
+
+    def _page(self, *, small: bool) -> int:
+        return SMALL_SEGMENT_BYTES if small else self._large_segment_bytes
 
     def _expand(self, pool: Pool, size: int, *, small: bool, stream: int) -> Block:
         """A free mapped block of at least this size, grown at the end of a stretch; it is in the pool."""
@@ -66,7 +85,9 @@ class ExpandableAllocator(CachingAllocator):
         """Where free addresses suffice: an unmapped block, or the free mapped one right before it."""
         stretch = self._unmapped.get((small, stream))
         if stretch is None:
-            first = Block(len(self._unmapped) * ARENA_BYTES, ARENA_BYTES, small, stream, mapped=False)
+            page = self._page(small=small)
+            base = -(-len(self._unmapped) * ARENA_BYTES // page) * page
+            first = Block(base, ARENA_BYTES // page * page - page, small, stream, mapped=False)
             stretch = self._unmapped[small, stream] = [first]
         for unmapped in stretch:
             before = unmapped.before
@@ -78,7 +99,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def _map(self, block: Block, size: int, pool: Pool) -> Block:
         """Back addresses by memory, whole pages at a time; the block that results is free and in the pool."""
-        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        page = self._page(small=block.small)
         mapped = min(-(-size // page) * page, block.size)
         stretch = self._unmapped[block.small, block.stream]
         stretch.remove(block)
@@ -92,7 +113,7 @@ class ExpandableAllocator(CachingAllocator):
         return self._insert_merged(block, pool)
 
     def _unmap(self, block: Block, pool: Pool) -> None:
-        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        page = self._page(small=block.small)
         start = -(-block.address // page) * page
         end = (block.address + block.size) // page * page
         if start >= end:
@@ -138,3 +159,25 @@ def _free_from(block: Block | None, size: int) -> bool:
         total += block.size
         block = block.after
     return total >= size
+
+
+def make_allocator(
+    conf: AllocConf,
+    capacity_bytes: int | None = None,
+    *,
+    is_fraction: bool = False,
+    addresses: AddressSpace | None = None,
+) -> CachingAllocator:
+    """The allocator that a process with this setting has.
+
+    Args:
+        conf: Its `PYTORCH_ALLOC_CONF`.
+        capacity_bytes: The most that may be reserved, or None for no bound.
+        is_fraction: Whether the process was given this capacity as a fraction of the GPU; only then torch collects
+            garbage.
+        addresses: Where segments lie.
+    """
+    collects = is_fraction and conf.gc_fraction > 0 and capacity_bytes is not None
+    gc_bytes = int(conf.gc_fraction * (capacity_bytes or 0)) if collects else None
+    kind = ExpandableAllocator if conf.expandable else CachingAllocator
+    return kind(capacity_bytes, conf, addresses, gc_bytes)

@@ -7,7 +7,7 @@ counted when they are made, whether or not their pages are touched.
 from collections import Counter
 from dataclasses import dataclass
 
-from dstune.estimator.tape import HOST_PAGEABLE, HOST_PINNED, Kind, Tape
+from dstune.estimator.tape import HOST_LOCKED, HOST_PAGEABLE, HOST_PINNED, Kind, Tape
 
 BUILD_BASE_BYTES = 987_000_000
 """Resident memory of a process with torch, deepspeed and transformers before CUDA is used.
@@ -55,10 +55,15 @@ def host_memory(tape: Tape) -> HostMemory:
                 cached[rounded] -= 1
             else:
                 pinned += rounded
+        elif kind == Kind.ALLOC and stream == HOST_LOCKED:
+            pinned += size
+            live[block] = (stream, size)
         elif kind == Kind.FREE and block in live:
             kept, held = live.pop(block)
             if kept == HOST_PAGEABLE:
                 pageable -= held
+            elif kept == HOST_LOCKED:
+                pinned -= held
             else:
                 cached[held] += 1
         elif kind == Kind.ALLOC and stream >= 0:

@@ -63,6 +63,8 @@ class Answer(BaseModel):
     """Class of DeepSpeed's optimizer and of the one it wraps."""
     num_ops: int = 0
     """Operations run."""
+    disk_bytes: int = 0
+    """Written to NVMe and kept there."""
     seconds: float = 0.0
     """Wall time of the run, imports excluded."""
     notes: tuple[str, ...] = ()

@@ -3,12 +3,13 @@
 An operation that is not listed is an error, never a silent nothing.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from dstune.errors import UnsupportedOperationError
+from dstune.estimator import quantizer
+from dstune.estimator.nvme import AioHandle
 
 
 def _in_place(*_args: object, **_kwargs: object) -> int:
@@ -16,7 +17,7 @@ def _in_place(*_args: object, **_kwargs: object) -> int:
     return 0
 
 
-KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
+KERNELS: dict[str, dict[str, Any]] = {
     # csrc/adam/multi_tensor_adam.cu: one launch over pointers, no scratch.
     "FusedAdamBuilder": {"multi_tensor_adam": _in_place},
     # csrc/lion/multi_tensor_lion.cu: the same.
@@ -32,10 +33,21 @@ KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "CPUAdagradBuilder": {"create_adagrad": _in_place, "adagrad_update": _in_place, "destroy_adagrad": _in_place},
     # csrc/lion/cpu_lion_impl.cpp: in place on the host.
     "CPULionBuilder": {"create_lion": _in_place, "lion_update": _in_place, "destroy_lion": _in_place},
+    # csrc/quantization/pt_binding.cpp: results only.
+    "QuantizerBuilder": {
+        "quantize": quantizer.quantize,
+        "dequantize": quantizer.dequantize,
+        "swizzle_quant": quantizer.swizzle_quant,
+        "quantized_reduction": quantizer.quantized_reduction,
+        "Symmetric": quantizer.SYMMETRIC,
+        "Asymmetric": quantizer.ASYMMETRIC,
+    },
+    # csrc/aio/py_lib: page-locked buffers on the host, files that are only counted.
+    "AsyncIOBuilder": {"aio_handle": AioHandle},
     # csrc/utils/flatten_unflatten.cpp: torch's own functions.
     "UtilsBuilder": {"flatten": _flatten_dense_tensors, "unflatten": _unflatten_dense_tensors},
 }
-"""Builder's class name -> functions of the module that it loads."""
+"""Builder's class name -> what the module that it loads has."""
 
 ABSENT = frozenset({"ShareMemCommBuilder", "CCLCommBuilder", "NotImplementedBuilder"})
 """Builders that CUDA's accelerator does not have either."""
@@ -47,7 +59,7 @@ class Kernels:
     def __init__(self, builder: str) -> None:
         self._builder = builder
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         kernel = KERNELS.get(self._builder, {}).get(name)

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from dstune.estimator import autocast
 from dstune.estimator.device import DEVICE_TYPE
 from dstune.estimator.gpu import GpuTraits
+from dstune.estimator.nvme import without_disk, without_removal
 from dstune.estimator.sdpa import virtual_sdpa
+from dstune.estimator.superoffload import InProcessOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,60 @@ def _new_tensor(original: Any, _traits: GpuTraits) -> Any:
     def tensor(
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
     ) -> torch.Tensor:
-        if device is None or torch.device(device).type != DEVICE_TYPE:
+        if device is None or torch.device(device).type not in {DEVICE_TYPE, "cuda"}:
             made: torch.Tensor = original(
                 data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
             )
             return made
-        return original(data, dtype=dtype).to(device).requires_grad_(requires_grad)  # type: ignore[no-any-return]
+        return original(data, dtype=dtype).to(DEVICE_TYPE).requires_grad_(requires_grad)  # type: ignore[no-any-return]
 
     return tensor
+
+
+def _without_batch_check(original: Any, _traits: GpuTraits) -> Callable[[Any, Any], None]:
+    def configure(engine: Any, model: torch.nn.Module) -> None:
+        original(engine, model)
+        engine.first_dataloader_check.remove()
+
+    return configure
+
+
+def _even_vocabulary(_original: Any, _traits: GpuTraits) -> Callable[..., int]:
+    def global_size(local_size: int, _start: int, _end: int, group: Any, _device: torch.device) -> int:
+        return local_size * (1 if group is None else torch.distributed.get_world_size(group))
+
+    return global_size
+
+
+def _indexed(original: Any, _traits: GpuTraits) -> Callable[..., Any]:
+    """For `__getitem__` and `__setitem__`."""
+
+    def access(self: torch.Tensor, index: Any, *value: Any) -> Any:
+        if self.device.type == DEVICE_TYPE:
+            if isinstance(index, list):
+                index = torch.tensor(index, device=DEVICE_TYPE)
+            elif isinstance(index, tuple) and any(isinstance(part, list) for part in index):
+                index = tuple(torch.tensor(i, device=DEVICE_TYPE) if isinstance(i, list) else i for i in index)
+        return original(self, index, *value)
+
+    return access
+
+
+def _autocast_init(original: Any, _traits: GpuTraits) -> Callable[..., None]:
+    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+        if device_type in {DEVICE_TYPE, "cuda"}:
+            device_type, dtype = autocast.STANDS_IN, dtype or torch.float16  # CUDA's default
+        original(self, device_type, dtype, *args, **kwargs)
+
+    return init
+
+
+def _forgetting(original: Any, _traits: GpuTraits) -> Callable[[], None]:
+    def clear() -> None:
+        original()
+        autocast.forget_weights()
+
+    return clear
 
 
 def _nothing(_original: Any, _traits: GpuTraits) -> Callable[..., None]:
@@ -151,6 +200,18 @@ PATCHES: tuple[Patch, ...] = (
         _new_tensor,
     ),
     Patch(
+        "torch:Tensor.__setitem__",
+        "a list as an index is made a tensor by a real kernel on the virtual GPU",
+        "FakeTensorMode makes tensors from indices on PrivateUse1",
+        _indexed,
+    ),
+    Patch(
+        "torch:Tensor.__getitem__",
+        "a list as an index is made a tensor by a real kernel on the virtual GPU",
+        "FakeTensorMode makes tensors from indices on PrivateUse1",
+        _indexed,
+    ),
+    Patch(
         "deepspeed.runtime.zero.partition_parameters:_orig_torch_tensor",
         "`zero.Init` puts back the `torch.tensor` that it saw when it was imported",
         "zero.Init restores what it found when it was entered",
@@ -161,6 +222,30 @@ PATCHES: tuple[Patch, ...] = (
         "has no fake kernel; streams order nothing here",
         "FakeTensor implements record_stream",
         _nothing,
+    ),
+    Patch(
+        "deepspeed.runtime.engine:DeepSpeedEngine._configure_tensor_parallel_states",
+        "AutoTP first compares the batch with those of the other ranks, which do not exist here",
+        "the check can be switched off",
+        _without_batch_check,
+    ),
+    Patch(
+        "deepspeed.sequence.cross_entropy:_validate_vocab_shard_bounds",
+        "AutoTP's loss asks the other ranks where their part of the vocabulary lies",
+        "the fake process group answers for ranks that are alike",
+        _even_vocabulary,
+    ),
+    Patch(
+        "torch:autocast.__init__",
+        "torch has lists of operations to cast for CUDA, none for PrivateUse1",
+        "autocast's lists can be given to PrivateUse1 from Python",
+        _autocast_init,
+    ),
+    Patch(
+        "torch:clear_autocast_cache",
+        "the cache of cast weights is our own",
+        "autocast's lists can be given to PrivateUse1 from Python",
+        _forgetting,
     ),
     Patch(
         "torch.nn.functional:scaled_dot_product_attention",
@@ -199,6 +284,60 @@ PATCHES: tuple[Patch, ...] = (
         _builder("CPUAdagradBuilder"),
     ),
     Patch(
+        "deepspeed.ops.op_builder:QuantizerBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("QuantizerBuilder"),
+    ),
+    Patch(
+        "deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper:AsyncIOBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("AsyncIOBuilder"),
+    ),
+    Patch(
+        "deepspeed.runtime.swap_tensor.partitioned_param_swapper:AsyncIOBuilder",
+        "bound at import to the builder of the accelerator found then",
+        "DeepSpeed looks builders up when they are used",
+        _builder("AsyncIOBuilder"),
+    ),
+    Patch(
+        "deepspeed.runtime.swap_tensor.partitioned_param_swapper:os",
+        "NVMe offload makes its folders while it sets up; an estimate must leave the disk alone",
+        "DeepSpeed makes its folders on the first write",
+        lambda module, _traits: without_disk(module),
+    ),
+    Patch(
+        "deepspeed.runtime.swap_tensor.optimizer_utils:os",
+        "NVMe offload makes its folders while it sets up; an estimate must leave the disk alone",
+        "DeepSpeed makes its folders on the first write",
+        lambda module, _traits: without_disk(module),
+    ),
+    Patch(
+        "deepspeed.runtime.zero.stage3:os",
+        "NVMe offload makes its folders while it sets up; an estimate must leave the disk alone",
+        "DeepSpeed makes its folders on the first write",
+        lambda module, _traits: without_disk(module),
+    ),
+    Patch(
+        "deepspeed.runtime.swap_tensor.partitioned_param_swapper:shutil",
+        "NVMe offload first removes what an earlier run left, which may be a run that is going on",
+        "DeepSpeed makes its folders on the first write",
+        lambda module, _traits: without_removal(module),
+    ),
+    Patch(
+        "deepspeed.runtime.superoffload.superoffload_stage3:_validate_superoffload_accelerator",
+        "SuperOffload insists on a device named cuda",
+        "SuperOffload asks for abilities, not for a name",
+        _nothing,
+    ),
+    Patch(
+        "deepspeed.runtime.superoffload.superoffload_stage3:SuperOffloadCPUOptimizer",
+        "its optimizer is another process, which fake tensors cannot enter",
+        "SuperOffload can run its optimizer in the same process",
+        lambda _original, _traits: InProcessOptimizer,
+    ),
+    Patch(
         "transformers.masking_utils:is_tracing",
         "transformers takes fake tensors for tracing and then builds masks that a real run does not",
         "transformers tells a fake device from tracing",
@@ -211,4 +350,5 @@ def apply_all(traits: GpuTraits) -> None:
     """Change this process. One thread does the backward: a thread for the virtual GPU would crash at exit."""
     for patch in PATCHES:
         patch.apply(traits)
+    autocast.register()
     torch.autograd.set_multithreading_enabled(False)

@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from dstune.errors import InternalError, MachineError
 from dstune.estimator.job import Answer, Failure, Job
@@ -24,6 +24,18 @@ START_TIMEOUT_S = 300.0
 """How long the imports may take; a cold network disk is slow."""
 LOG_TAIL_LINES = 15
 """Lines of the worker's log that an error shows."""
+
+
+T = TypeVar("T")
+Outcome = tuple[Answer, Tape | None]
+"""What a job says, and its tape unless it failed."""
+Task = Generator[Job, Outcome, T]
+"""Work that takes one job or several, one after the other."""
+
+
+def _alone(job: Job) -> Task[Outcome]:
+    outcome = yield job
+    return outcome
 
 
 class Pool:
@@ -39,7 +51,7 @@ class Pool:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._unread = b""
-        self._num_given = 0
+        self._num_given = self._num_started = 0
 
     def __enter__(self) -> Self:
         try:
@@ -82,18 +94,39 @@ class Pool:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Answer, Tape | None]]:
         """Run jobs and yield each as it ends: its position, the answer, the tape unless it failed."""
-        waiting = list(enumerate(jobs))
-        running: set[int] = set()
+        for number, (answer, tape) in self.drive([_alone(job) for job in jobs]):
+            yield number, answer, tape
+
+    def drive(self, tasks: Sequence[Task[T]]) -> Iterator[tuple[int, T]]:
+        """Run tasks side by side and yield each as it ends: its position and result.
+
+        Args:
+            tasks: Generators that yield a job, are sent its outcome, and return a result.
+        """
+        waiting = list(enumerate(tasks))
+        running: dict[int, tuple[int, Task[T], Job]] = {}
         while waiting or running:
             while waiting and len(running) < self._num_parallel:
-                number, job = waiting.pop(0)
-                self._send(number, job)
-                running.add(number)
+                position, task = waiting.pop(0)
+                first = next(task)
+                running[self._start(first)] = (position, task, first)
             for message in self._messages():
-                if "number" in message:
-                    number = message["number"]
-                    running.discard(number)
-                    yield (number, *self._collect(number, jobs[number], message["status"]))
+                if "number" not in message:
+                    continue
+                position, task, job = running.pop(message["number"])
+                outcome = self._collect(message["number"], job, message["status"])
+                try:
+                    following = task.send(outcome)
+                except StopIteration as end:
+                    yield position, end.value
+                else:
+                    running[self._start(following)] = (position, task, following)
+
+    def _start(self, job: Job) -> int:
+        """Hand a job out; the number returned names it."""
+        self._num_started += 1
+        self._send(self._num_started, job)
+        return self._num_started
 
     def _send(self, number: int, job: Job) -> None:
         path = self._answer_path(number)
@@ -123,7 +156,7 @@ class Pool:
         *lines, self._unread = self._unread.split(b"\n")
         yield from map(json.loads, lines)
 
-    def _collect(self, number: int, job: Job, status: int) -> tuple[Answer, Tape | None]:
+    def _collect(self, number: int, job: Job, status: int) -> Outcome:
         path = self._answer_path(number)
         if not path.exists():
             return Answer(failure=_killed(status, self._log_tail())), None

@@ -3,12 +3,9 @@
 from dataclasses import dataclass, field
 
 from dstune.estimator.allocator import Block, CachingAllocator, OutOfMemoryError
-from dstune.estimator.allocconf import make_allocator
+from dstune.estimator.allocconf import AllocConf
+from dstune.estimator.expandable import make_allocator
 from dstune.estimator.tape import Kind, Tape
-from dstune.units import MIB
-
-CAPACITY_GRAIN_BYTES = 2 * MIB
-"""Reserved memory comes in pieces of this, so a smallest capacity is looked for on this grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,36 +91,20 @@ class Replay:
         return max(self.phases, key=lambda phase: phase.peak_allocated).name if self.phases else ""
 
 
-def replay(tape: Tape, capacity_bytes: int | None = None, alloc_conf: str | None = None) -> Replay:
+def replay(
+    tape: Tape, capacity_bytes: int | None = None, conf: AllocConf | None = None, *, is_fraction: bool = False
+) -> Replay:
     """Play a whole tape.
 
     Args:
         tape: The tape.
         capacity_bytes: The most that may be reserved.
-        alloc_conf: `PYTORCH_ALLOC_CONF`.
+        conf: `PYTORCH_ALLOC_CONF`.
+        is_fraction: Whether the process was given the capacity as a fraction of the GPU.
     """
-    state = Replay(make_allocator(alloc_conf, capacity_bytes))
+    state = Replay(make_allocator(conf or AllocConf(), capacity_bytes, is_fraction=is_fraction))
     state.feed(tape)
     return state
-
-
-def min_capacity_bytes(tape: Tape, free_run: Replay, alloc_conf: str | None = None) -> int:
-    """The smallest capacity on which the tape still runs, cached segments being given back and asked for again.
-
-    Args:
-        tape: The tape.
-        free_run: Its replay without a capacity, which bounds the search: less than what was allocated can never
-            do, and what was reserved always does.
-        alloc_conf: `PYTORCH_ALLOC_CONF`.
-    """
-    low, high = free_run.peak_allocated // CAPACITY_GRAIN_BYTES, -(-free_run.peak_reserved // CAPACITY_GRAIN_BYTES)
-    while low < high:
-        middle = (low + high) // 2
-        if replay(tape, middle * CAPACITY_GRAIN_BYTES, alloc_conf).shortage is None:
-            high = middle
-        else:
-            low = middle + 1
-    return high * CAPACITY_GRAIN_BYTES
 
 
 def _phase_after(tape: Tape, position: int) -> str:

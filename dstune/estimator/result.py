@@ -1,8 +1,9 @@
 """`Estimate`: what is said of one plan. The border of the estimator, so pydantic, frozen."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from dstune.plan import TrainingPlan
+from dstune.vocab import Verdict
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -38,24 +39,39 @@ class GpuEstimate(BaseModel):
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    reserved_range_bytes: tuple[int, int]
+    """Least and most when the tape is replayed with small changes."""
     min_capacity_bytes: int
     """The smallest amount for torch's allocator on which the steps still run; overhead not included."""
+    min_capacity_range_bytes: tuple[int, int]
+    """Least and most when the tape is replayed with small changes."""
     overhead_bytes: int
     """Outside torch's allocator: CUDA context, NCCL. An assumption."""
     capacity_bytes: int
     """What the GPU has."""
-    fits: bool
-    """min_capacity_bytes + overhead_bytes <= capacity_bytes."""
+    verdict: Verdict
+    """Where capacity_bytes less overhead_bytes lies in min_capacity_range_bytes."""
     peak_phase: str
     """Where most is allocated."""
     phases: tuple[Phase, ...]
     shortage: Shortage | None
-    """Set if it does not fit."""
+    """Set if the smallest capacity is more than there is."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def fits(self) -> bool:
+        """Whether the verdict is `fits`."""
+        return self.verdict is Verdict.FITS
 
     @property
     def needed_bytes(self) -> int:
         """What the GPU must have."""
         return self.min_capacity_bytes + self.overhead_bytes
+
+    @property
+    def sure_bytes(self) -> int:
+        """What it must have to be sure."""
+        return self.min_capacity_range_bytes[1] + self.overhead_bytes
 
 
 class HostEstimate(BaseModel):
@@ -65,8 +81,10 @@ class HostEstimate(BaseModel):
 
     pinned_bytes: int
     pageable_bytes: int
+    disk_bytes: int
+    """What NVMe offload keeps on disk."""
     per_node_bytes: int
-    """All processes of a node."""
+    """Memory of all processes of a node."""
     capacity_bytes: int | None
     """Memory of a node, if known."""
     fits: bool | None
@@ -81,6 +99,8 @@ class Estimate(BaseModel):
     plan: TrainingPlan
     gpu: GpuEstimate
     host: HostEstimate
+    largest_micro_batch: int | None = None
+    """The largest micro-batch that fits on the GPU, if it was looked for; the plan then has it, or 1 if it is 0."""
     num_parameters: int
     optimizer: str
     """DeepSpeed's optimizer and the one it wraps."""

@@ -17,16 +17,19 @@ from dstune.dsconfig import ds_config_for
 from dstune.errors import ModelError
 from dstune.estimator import patches
 from dstune.estimator.accelerator import VirtualAccelerator
-from dstune.estimator.allocconf import make_allocator
+from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.device import DEVICE_TYPE
+from dstune.estimator.expandable import make_allocator
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.job import Answer, Job
+from dstune.estimator.nvme import AioHandle
 from dstune.estimator.replay import Replay
 from dstune.estimator.tape import Tape
 from dstune.estimator.tracer import Tracer
 from dstune.estimator.values import Values
 from dstune.model.build import BuiltModel, build
 from dstune.plan import TrainingPlan
+from dstune.vocab import Checkpointing
 
 CLIENT_OPTIMIZERS = {
     "adam": lambda params: torch.optim.Adam(params, lr=1e-4),
@@ -35,7 +38,7 @@ CLIENT_OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
 }
 """Optimizers that a plan may hand to `deepspeed.initialize`."""
-ROUTED = "mixture of experts: routing is taken as `{}` (--routing); a trained router lies between balanced and first"
+ROUTED = "mixture of experts: routing is taken as `{}` (--routing); a trained router lies between balanced and worst"
 """Said of every estimate in which a router was met."""
 
 
@@ -53,11 +56,13 @@ def run(
     traits = GpuTraits(*job.compute_capability, job.num_multiprocessors)
     values = Values(job.routing)
     tracer = Tracer(traits, values, report_fault)
-    accelerator.bind(tracer, traits, job.capacity_bytes)
+    accelerator.bind(tracer, traits, job.capacity_bytes, job.plan.ranks_per_node)
     patches.apply_all(traits)
     _join_group(job.plan)
     with FakeTensorMode(allow_non_fake_inputs=True), tracer:
         built = build(job.model, job.plan, _construction(job.plan))
+        if job.plan.activation_checkpointing is Checkpointing.DEEPSPEED:
+            _checkpoint_by_deepspeed(built.module, ds_config_for(job.plan))
         tracer.modules.watch(built.module)
         tracer.tape.mark("built")
         engine = _initialize(built, job.plan)
@@ -75,6 +80,7 @@ def run(
         optimizer=_optimizer_name(engine),
         num_ops=tracer.num_ops,
         notes=(ROUTED.format(job.routing.value),) if values.routed else (),
+        disk_bytes=sum(AioHandle.file_bytes.values()),
         seconds=time.perf_counter() - start,
     )
     return answer, tracer.tape
@@ -99,7 +105,7 @@ class Steps:
 
     def run_history(self, job: Job) -> None:
         """One micro-batch after the other in the same engine, until one does not fit."""
-        state = Replay(make_allocator(job.plan.alloc_conf, job.capacity_bytes))
+        state = Replay(make_allocator(AllocConf.parse(job.plan.alloc_conf), job.capacity_bytes, is_fraction=True))
         for micro_batch in job.history or ():
             gc.collect()
             self._tracer.tape.empty_cache()
@@ -147,6 +153,18 @@ def _construction(plan: TrainingPlan) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     made: contextlib.AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=ds_config_for(plan))
     return made
+
+
+def _checkpoint_by_deepspeed(module: Any, ds_config: dict[str, Any]) -> None:
+    """As DeepSpeed's documentation says: configure it once, and let layers call its `checkpoint`."""
+    if not hasattr(module, "_set_gradient_checkpointing"):
+        msg = f"`{type(module).__name__}` has no switch for activation checkpointing"
+        raise ModelError(
+            msg, hint="call deepspeed.checkpointing.checkpoint in its forward, and pass --checkpointing off"
+        )
+    deepspeed.init_distributed(dist_backend="fake", verbose=False)
+    deepspeed.checkpointing.configure(None, deepspeed_config=ds_config)
+    module._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=deepspeed.checkpointing.checkpoint)
 
 
 def _initialize(built: BuiltModel, plan: TrainingPlan) -> Any:

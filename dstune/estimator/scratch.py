@@ -2,8 +2,8 @@
 
 Sources are files of torch 2.11; every row was seen in event lists recorded on an H200, except where it says otherwise.
 
-Known limitations: cuDNN's convolution workspaces are not known; attention workspaces of the memory-efficient kernel are
-exact up to a head of 64.
+Known limitations: of cuDNN's convolution workspaces only those of patch embeddings are known; attention workspaces of
+the memory-efficient kernel are exact up to a head of 64.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dstune.estimator import convolution
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.reduction import buffers, iteration_dims
 
@@ -19,6 +20,7 @@ class Step(NamedTuple):
     """One allocation or free inside an operation: a result, a scratch block taken, or one given back."""
 
     result: int | None = None
+    is_on_host: bool = False
     size_bytes: int = 0
     number: int = 0
     frees: int | None = None
@@ -27,6 +29,11 @@ class Step(NamedTuple):
 def result(index: int) -> Step:
     """The operation's result of that index is allocated now."""
     return Step(result=index)
+
+
+def on_host(index: int) -> Step:
+    """The operation's result of that index lies on the host, whatever its fake says."""
+    return Step(result=index, is_on_host=True)
 
 
 def take(size_bytes: int, number: int = 0) -> Step:
@@ -42,8 +49,14 @@ def give(number: int = 0) -> Step:
 Args = tuple[Any, ...]
 Scratch = Callable[[Args, dict[str, Any], Any, GpuTraits], Iterator[Step]]
 
+SCAN_TILE = 256
+"""Up to this many elements a scan is one tile; between 16 and 2,048 nothing was recorded."""
+SORT_TILE, SORT_TILE_BYTES = 3072, 3583
+"""Keys that one block sorts, and what it takes."""
 INDEX_BYTES = 8
 """An int64."""
+GROUP_BYTES = 60
+"""For each group of a grouped product: pointers, strides and problem size (`GroupMM.cu`; recorded with 8 and 16)."""
 EMBEDDING_SIMPLE_MAX = 3072
 """Up to this many indices no sort is needed (`native/cuda/Embedding.cu`, `embedding_dense_backward_cuda`)."""
 EMBEDDING_ROWS = 10
@@ -120,13 +133,20 @@ def _flash_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _g
         yield take(expanded, 4)
 
 
-def _efficient_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+def _efficient_attention(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/transformers/cuda/attention.cu` (`_efficient_attention_forward`): seed and offset are the host's."""
+    yield from (result(0), result(1), on_host(2), on_host(3))
+
+
+def _efficient_attention_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/transformers/cuda/attention_backward.cu`: delta, for float32 outside the kernel, and dQ's workspace.
 
     The workspace holds a tile of 64 x 64 accumulators and 16 bytes for each 64 queries of each head
-    (`GradQTempStorage` in `mem_eff_attention/kernel_backward.h`).
+    (`GradQTempStorage` in `mem_eff_attention/kernel_backward.h`). A mask with a gradient gets it after the others.
     """
     yield from (result(0), result(1), result(2))
+    if out[3] is not None and out[3].numel():
+        yield result(3)
     query = args[1]
     batch, heads, rows, head_dim = query.shape
     delta = 4 * batch * heads * rows
@@ -144,16 +164,19 @@ def _efficient_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any
 
 
 def scan_bytes(count: int) -> int:
-    """What cub's scan over this many elements takes (`cub::DeviceScan`; fitted to 2,048 to 262,144, recorded)."""
-    return 1023 + 256 * -(-count // 65_536)
+    """What cub's scan over this many elements takes (`cub::DeviceScan`; fitted to 8 to 262,144, recorded)."""
+    return 1023 + (256 * -(-count // 65_536) if count > SCAN_TILE else 0)
 
 
-def sort_bytes(count: int) -> int:
-    """What cub's radix sort of int64 pairs takes (`cub::DeviceRadixSort`): other buffers, and counts for each tile.
+def sort_bytes(count: int, num_bits: int = 64) -> int:
+    """What cub's radix sort of int64 pairs takes (`cub::DeviceRadixSort`).
 
-    Fitted to 4,096, 147,456 and 262,144 keys, recorded; exact on all.
+    Other buffers, counts for each tile, and a histogram for each 8 bits. Fitted to 4,096, 147,456 and 262,144 whole
+    keys, and 4,096 keys of 12 bits, recorded; exact on all. Few keys (2,401 were recorded) are one tile.
     """
-    return 2 * INDEX_BYTES * count + 16_895 + 1024 * -(-count // 4608)
+    if count <= SORT_TILE:
+        return SORT_TILE_BYTES
+    return 2 * INDEX_BYTES * count + 511 + 2048 * -(-num_bits // 8) + 1024 * -(-count // 4608)
 
 
 def _embedding_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
@@ -196,6 +219,22 @@ def _embedding_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: Gpu
     yield give(13)
 
 
+def _roll(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/TensorTransformations.h` (`roll_common`): one dimension after the other, each into a fresh tensor."""
+    for number in range(len(args[1]) - 1):
+        yield take(_size(out), number)
+        if number:
+            yield give(number - 1)
+    yield result(0)
+
+
+def _layer_norm_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/layer_norm_kernel.cu` (`LayerNormBackwardKernelImpl`): the gradient is copied after the results."""
+    yield from (result(index) for index, item in enumerate(item for item in out if item is not None))
+    if not args[0].is_contiguous():
+        yield take(_size(args[0]))
+
+
 def _safe_softmax(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/transformers/attention.cpp` (`_safe_softmax`): rows that are wholly masked are looked for."""
     yield result(0)
@@ -209,9 +248,64 @@ def _sort(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> It
     yield from (result(0), result(1), take(_size(out[1])))
 
 
-def _grouped_mm(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+def _grouped_mm(args: Args, kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/cuda/GroupMM.cu`: pointers and shapes of each group, and cutlass's workspace."""
-    yield from (result(0), take(480, 1), take(67_584, 2), give(2), give(1))
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    groups = args[0].shape[0] if offsets is None else offsets.shape[0]
+    yield from (result(0), take(GROUP_BYTES * groups, 1), take(67_584, 2), give(2), give(1))
+
+
+def _index_put(args: Args, kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cuda/Indexing.cu` (`index_put_with_sort_kernel`): bounds of indices are looked at, then places sorted."""
+    yield result(0)
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    indices = [index for index in args[1] if index is not None]
+    if not accumulate or any(index.dtype == torch.bool for index in indices):
+        return
+    for _ in range(2 * len(indices)):
+        yield from (take(INDEX_BYTES, 1), take(1, 2), give(2), give(1))
+    count = max(index.numel() for index in indices)
+    rows = 1
+    for size, index in zip(args[0].shape, args[1], strict=False):
+        rows *= size if index is not None else 1
+    size = count * INDEX_BYTES
+    yield from (take(size, 1), take(size, 2), give(1))
+    if not args[2].is_contiguous():
+        yield take(_size(args[2]), 7)
+    yield from (take(size, 3), take(size, 4), take(size, 5))
+    yield from (take(sort_bytes(count, max(1, rows.bit_length())), 6), give(6), give(5), give(4), give(3))
+
+
+def _convolution(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
+    """`native/cudnn/Conv_v8.cpp` (`run_conv_plan`): the result, then the plan's workspace."""
+    image, weight = args[0], args[1]
+    yield result(0)
+    if convolution.transposes(args[8], is_contiguous=image.is_contiguous()):
+        yield take(convolution.forward_bytes(image.numel(), out.numel(), weight.shape, image.element_size()))
+
+
+def _convolution_backward(args: Args, _kwargs: dict[str, Any], _out: Any, gpu: GpuTraits) -> Iterator[Step]:
+    """`native/Convolution.cpp` (`convolution_backward`): the gradient made contiguous, then each gradient.
+
+    The image's and the weight's come from `native/cudnn/Conv_v8.cpp`, the bias's is a sum.
+    """
+    grad, image, weight, mask = args[0], args[1], args[2], args[10]
+    if not grad.is_contiguous():
+        yield take(_size(grad), 9)
+    copies = convolution.transposes(args[9], is_contiguous=image.is_contiguous())
+    sizes = (image.numel(), grad.numel(), weight.shape, image.element_size())
+    number = 0
+    for wanted, workspace in zip(
+        mask, (convolution.image_gradient_bytes, convolution.weight_gradient_bytes), strict=False
+    ):
+        if wanted:
+            yield result(number)
+            number += 1
+            if copies:
+                yield from (take(workspace(*sizes), 1), give(1))
+    if mask[2]:
+        yield result(number)
+        yield from _meeting_place((grad, [0, *range(2, grad.dim())]), {}, max(4, grad.element_size()), gpu)
 
 
 def _reduce(args: Args, kwargs: dict[str, Any], out: Any, gpu: GpuTraits) -> Iterator[Step]:
@@ -255,10 +349,16 @@ SCRATCH: dict[str, Scratch] = {
     "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
+    "aten::_scaled_dot_product_efficient_attention": _efficient_attention,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::sort": _sort,
+    "aten::roll": _roll,
+    "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_grouped_mm": _grouped_mm,
+    "aten::index_put": _index_put,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
     "aten::sum": _reduce,
     "aten::mean": _reduce,
     "aten::linalg_vector_norm": _reduce,
@@ -266,3 +366,14 @@ SCRATCH: dict[str, Scratch] = {
     "aten::amin": _reduce_keeping_type,
 }
 """Operation's name -> what happens inside it on CUDA."""
+
+CONTIGUOUS_FIRST: dict[str, tuple[int, ...]] = {
+    "aten::native_layer_norm": (0,),  # native/cuda/layer_norm_kernel.cu (`layer_norm_cuda`)
+    "aten::native_layer_norm_backward": (1,),  # the same (`layer_norm_backward_cuda`)
+    "aten::native_group_norm": (0,),  # native/group_norm.cpp
+    "aten::_softmax": (0,),  # native/cuda/SoftMax.cu (`host_softmax`)
+    "aten::_log_softmax": (0,),  # the same
+    "aten::_softmax_backward_data": (0, 1),  # the same (`host_softmax_backward`)
+    "aten::_log_softmax_backward_data": (0, 1),  # the same
+}
+"""Operation's name -> arguments that it copies first where they are not contiguous."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dstune.estimator import autocast
 from dstune.estimator.attention import AttentionCall, AttentionKernel, choose_kernel
 from dstune.estimator.device import DEVICE_TYPE
 from dstune.estimator.gpu import GpuTraits
@@ -33,7 +34,8 @@ def virtual_sdpa(original: Any, traits: GpuTraits) -> Callable[..., torch.Tensor
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
             return plain
-        call = _describe(query, key, value, attn_mask, dropout_p, is_causal)
+        query, key, value, attn_mask = autocast.lowered(query, key, value, attn_mask)
+        call = _describe(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         kernel = choose_kernel(call, traits)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _bias_from_bool(attn_mask, query.dtype)
@@ -59,6 +61,7 @@ def _describe(
     mask: torch.Tensor | None,
     dropout: float,
     is_causal: bool,
+    enable_gqa: bool,
 ) -> AttentionCall:
     return AttentionCall(
         dtype=str(query.dtype).removeprefix("torch."),
@@ -72,13 +75,16 @@ def _describe(
         mask_requires_grad=mask is not None and mask.requires_grad,
         is_causal=is_causal,
         dropout=dropout,
+        enable_gqa=enable_gqa,
+        has_dense_rows=all(part is None or part.stride(-1) == 1 for part in (query, key, value, mask)),
         requires_grad=torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
     )
 
 
 def _bias_from_bool(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Source: torch 2.11 `aten/src/ATen/native/transformers/attention.cpp` (`convert_boolean_attn_mask`)."""
-    return torch.where(mask, 0.0, float("-inf")).to(dtype)
+    kept, dropped = (torch.scalar_tensor(bias, dtype=dtype, device=mask.device) for bias in (0.0, float("-inf")))
+    return torch.where(mask, kept, dropped)
 
 
 def _flash(
@@ -108,11 +114,11 @@ def _efficient(
     scale: float | None,
     requires_grad: bool,
 ) -> torch.Tensor:
-    """The mask is expanded to all heads and its rows padded to a multiple of 16 (`preprocess_mask`, `pad_bias<16>`)."""
+    """The mask is expanded to all heads, its rows padded to a multiple of 8 (`preprocess_mask`; recorded with 49)."""
     if mask is not None:
         length = mask.shape[-1]
-        if length % 16:
-            mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
+        if length % 8:
+            mask = torch.nn.functional.pad(mask, (0, 8 - length % 8))[..., :length]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, mask, requires_grad, dropout, is_causal, scale=scale

@@ -16,7 +16,8 @@ WIDTH = 5
 
 HOST_PAGEABLE = -1
 HOST_PINNED = -2
-"""Streams of host memory; a GPU's streams count from 0."""
+HOST_LOCKED = -3
+"""Streams of host memory, the last being page-locked outside torch's cache; a GPU's streams count from 0."""
 
 
 class Kind(IntEnum):
@@ -79,6 +80,17 @@ class Tape:
     def mark(self, phase: str) -> None:
         """Record the end of a phase."""
         self._ints.extend((Kind.MARK, 0, 0, 0, self.label(phase)))
+
+    def append(self, row: tuple[int, ...]) -> None:
+        """Add an event as bare integers, in terms of this tape's labels and blocks."""
+        self._ints.extend(row)
+
+    @classmethod
+    def like(cls, other: Self) -> Self:
+        """An empty tape with another's labels and blocks."""
+        tape = cls()
+        tape.labels, tape._label_numbers, tape._num_blocks = other.labels, other._label_numbers, other._num_blocks
+        return tape
 
     def __len__(self) -> int:
         return len(self._ints) // WIDTH

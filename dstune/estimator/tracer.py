@@ -27,8 +27,8 @@ from dstune.estimator.allocator import round_size
 from dstune.estimator.device import DEVICE_TYPE, Stream
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.modules import ModuleStack
-from dstune.estimator.scratch import SCRATCH, Scratch, cublaslt_takes
-from dstune.estimator.tape import HOST_PAGEABLE, HOST_PINNED, Tape
+from dstune.estimator.scratch import CONTIGUOUS_FIRST, SCRATCH, Scratch, cublaslt_takes
+from dstune.estimator.tape import HOST_LOCKED, HOST_PAGEABLE, HOST_PINNED, Tape
 from dstune.estimator.values import Values, set_value, value_of
 
 aten = torch.ops.aten
@@ -72,11 +72,11 @@ class Tracer(TorchDispatchMode):
         self._live: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
         self._gpu_sizes: dict[int, int] = {}
         self._pinned: set[int] = set()
-        self._pin_now = False
+        self._host_kind = HOST_PAGEABLE
         self._workspaces: set[object] = set()
 
     # -- storages ------------------------------------------------------------------------------------------------
-    def born(self, tensor: torch.Tensor, label: int) -> None:
+    def born(self, tensor: torch.Tensor, label: int, *, is_on_host: bool = False) -> None:
         """Record the storage of an operation's result, unless it is known already."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
@@ -88,14 +88,14 @@ class Tracer(TorchDispatchMode):
             self._died(key, known[2])  # resized: the old block goes, a new one comes
         if size == 0:
             return
-        device = tensor.device.type
+        device = "cpu" if is_on_host else tensor.device.type
         if device == DEVICE_TYPE:
             block = self.tape.alloc(size, Stream.current.number, label)
             self._gpu_sizes[block] = round_size(size)
             self.allocated_bytes += self._gpu_sizes[block]
         elif device == "cpu":
-            block = self.tape.alloc(size, HOST_PINNED if self._pin_now else HOST_PAGEABLE, label)
-            if self._pin_now:
+            block = self.tape.alloc(size, self._host_kind, label)
+            if self._host_kind != HOST_PAGEABLE:
                 self._pinned.add(key)
         elif device == "meta":
             return
@@ -115,13 +115,19 @@ class Tracer(TorchDispatchMode):
             self.allocated_bytes -= self._gpu_sizes.pop(known[0])
 
     @contextlib.contextmanager
-    def pinning(self) -> Iterator[None]:
-        """Host tensors born inside are pinned."""
-        self._pin_now = True
+    def pinning(self, kind: int = HOST_PINNED) -> Iterator[None]:
+        """Host tensors born inside are pinned, by torch or else."""
+        before, self._host_kind = self._host_kind, kind
         try:
             yield
         finally:
-            self._pin_now = False
+            self._host_kind = before
+
+    @contextlib.contextmanager
+    def locking(self) -> Iterator[None]:
+        """Host tensors born inside are page-locked outside torch's cache."""
+        with self.pinning(HOST_LOCKED):
+            yield
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor was born pinned."""
@@ -141,10 +147,20 @@ class Tracer(TorchDispatchMode):
 
     def _dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.num_ops += 1
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":  # code that names CUDA means the GPU that it runs on
+            kwargs = {**kwargs, "device": torch.device(DEVICE_TYPE)}
         name = func._schema.name
         if func in SCALAR_READS:
             return self._scalar(args[0])
         label = self.tape.label(f"{name} {self.modules.path}")
+        copied = CONTIGUOUS_FIRST.get(name)
+        if copied is not None and any(not args[n].is_contiguous() and _on_gpu(args, None) for n in copied):
+            with self:
+                args = tuple(
+                    arg.contiguous() if number in copied and not arg.is_contiguous() else arg
+                    for number, arg in enumerate(args)
+                )
         scratch = SCRATCH.get(name)
         if scratch is not None:
             return self._run_with_scratch(func, args, kwargs, scratch, label)
@@ -236,7 +252,7 @@ class Tracer(TorchDispatchMode):
         taken: dict[int, int] = {}
         for step in scratch(args, kwargs, out, self._traits):
             if step.result is not None:
-                self.born(results[step.result], label)
+                self.born(results[step.result], label, is_on_host=step.is_on_host)
             elif step.frees is not None:
                 self.tape.free(taken.pop(step.frees))
             else:

@@ -47,6 +47,9 @@ _FILLS: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
 }
 """In-place operations that make content known, whatever it was."""
 
+_FINITE_CHECKS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
+"""Operations that look for infinities: none is found, so the flag stays what it was."""
+
 _WITHOUT_TENSORS = frozenset(
     {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.tril_indices.default}
 )
@@ -93,6 +96,8 @@ class Values:
             if isinstance(out, FakeTensor) and out.numel() <= most:
                 with unset_fake_temporarily():
                     set_value(out, aten.full(out.shape, fill(args), dtype=out.dtype, device="cpu"))
+            return
+        if func in _FINITE_CHECKS:
             return
         if func in _FILLS:
             self._refill(args[0], _FILLS[func](args))

@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+DEFAULT_IMAGE_SIZE = 224
+"""Pixels a side for models that take any, such as ResNet: what ImageNet's processors make."""
+
 
 class BatchShape(NamedTuple):
     """How large, and where."""
@@ -22,8 +25,11 @@ def batch_for(module: torch.nn.Module, shape: BatchShape, *, mask: bool | None) 
         mask: Whether to pass an attention mask of ones; None means where the family's tokenizers always give one.
     """
     config: Any = module.config
-    if getattr(config, "image_size", None) is not None and getattr(config, "vocab_size", None) is None:
+    kind = _family(module, config)
+    if kind == "image":
         return _images(module, config, shape)
+    if kind == "audio":
+        return _audio(module, config, shape)
     ids = torch.zeros((shape.micro_batch, shape.seq_len), dtype=torch.long, device=shape.device)
     batch: dict[str, Any] = {"input_ids": ids, "labels": _labels(module, ids)}
     if mask or (mask is None and _expects_mask(module, config)):
@@ -31,8 +37,27 @@ def batch_for(module: torch.nn.Module, shape: BatchShape, *, mask: bool | None) 
     return batch
 
 
+def _family(module: torch.nn.Module, config: Any) -> str:
+    """What a model reads. Some image models have a vocabulary, of visual words."""
+    if "ForImage" in type(module).__name__:
+        return "image"
+    if getattr(config, "num_mel_bins", None) is not None:
+        return "audio"
+    has_images = getattr(config, "image_size", None) is not None
+    return "image" if has_images and getattr(config, "vocab_size", None) is None else "text"
+
+
+def _audio(module: torch.nn.Module, config: Any, shape: BatchShape) -> dict[str, Any]:
+    """Mel spectrograms of whole windows (two frames a position, as Whisper's first convolutions take), and a text."""
+    size = (shape.micro_batch, config.num_mel_bins, 2 * config.max_source_positions)
+    features = torch.empty(size, dtype=next(module.parameters()).dtype, device=shape.device)
+    length = min(shape.seq_len, config.max_target_positions)
+    labels = torch.zeros((shape.micro_batch, length), dtype=torch.long, device=shape.device)
+    return {"input_features": features, "labels": labels}
+
+
 def _images(module: torch.nn.Module, config: Any, shape: BatchShape) -> dict[str, Any]:
-    size = config.image_size
+    size = getattr(config, "image_size", None) or DEFAULT_IMAGE_SIZE
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     dtype = next(module.parameters()).dtype
     pixels = torch.empty((shape.micro_batch, config.num_channels, height, width), dtype=dtype, device=shape.device)

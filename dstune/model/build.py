@@ -1,6 +1,7 @@
 """Build the module and its batches on the current device. Runs in a worker, under fake tensors."""
 
 import contextlib
+import fnmatch
 import importlib
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dstune.errors import ModelError
 from dstune.model import ModelSpec
 from dstune.model.batch import BatchShape, batch_for
 from dstune.plan import TrainingPlan
-from dstune.vocab import Checkpointing
+from dstune.vocab import Attention, Checkpointing
 
 MakeBatch = Callable[[int, int, torch.device], Any]
 """(micro_batch, seq_len, device) -> keyword arguments (dict), positional ones (tuple) or one argument."""
@@ -54,6 +55,7 @@ def build(spec: ModelSpec, plan: TrainingPlan, around: contextlib.AbstractContex
         module.to(getattr(torch, plan.load_dtype))
     if plan.lora is not None:
         module = _with_lora(module, plan)
+    _freeze(module, plan.freeze)
     _set_checkpointing(module, plan.activation_checkpointing)
     config: Any = getattr(module, "config", None)
     if config is not None:
@@ -92,8 +94,8 @@ def _transformers_class(spec: ModelSpec, config: Any) -> Any:
 
 def _from_config(spec: ModelSpec, plan: TrainingPlan) -> BuiltModel:
     config = _transformers_config(spec)
-    config._attn_implementation = plan.attention.value
     model_class = _transformers_class(spec, config)
+    config._attn_implementation = _attention_of(model_class, plan.attention)
     try:
         with _without_initialization():
             module = model_class(config)
@@ -102,6 +104,12 @@ def _from_config(spec: ModelSpec, plan: TrainingPlan) -> BuiltModel:
         msg = f"`{model_class.__name__}` cannot be built from the configuration of `{spec.name}`"
         raise ModelError(msg, because=(f"{type(error).__name__}: {error}",)) from error
     return BuiltModel(module, lambda *shape: batch_for(module, BatchShape(*shape), mask=plan.attention_mask))
+
+
+def _attention_of(model_class: Any, wanted: Attention) -> str:
+    """As transformers chooses for a model that has no fused attention: the plain one."""
+    has_sdpa = getattr(model_class, "_supports_sdpa", True)
+    return Attention.EAGER.value if wanted is Attention.SDPA and not has_sdpa else wanted.value
 
 
 def _without_initialization() -> contextlib.AbstractContextManager[Any]:
@@ -143,9 +151,20 @@ def _with_lora(module: torch.nn.Module, plan: TrainingPlan) -> torch.nn.Module:
     return adapted
 
 
+def _freeze(module: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        found = [param for name, param in module.named_parameters() if fnmatch.fnmatch(name, pattern)]
+        if not found:
+            first = next(name for name, _ in module.named_parameters())
+            msg = f"no parameter is called `{pattern}`"
+            raise ModelError(msg, hint=f"shell patterns are compared with whole names, such as `{first}`")
+        for param in found:
+            param.requires_grad = False
+
+
 def _set_checkpointing(module: Any, checkpointing: Checkpointing) -> None:
-    if checkpointing is Checkpointing.OFF:
-        return
+    if checkpointing in {Checkpointing.OFF, Checkpointing.DEEPSPEED}:
+        return  # DeepSpeed's own is set up where DeepSpeed is
     if not hasattr(module, "gradient_checkpointing_enable"):
         msg = f"`{type(module).__name__}` has no switch for activation checkpointing"
         raise ModelError(msg, hint="pass --checkpointing off, or add a method `gradient_checkpointing_enable`")

@@ -8,6 +8,7 @@ from rich.text import Text
 from dstune.estimator.result import Estimate, Refusal
 from dstune.plan import TrainingPlan
 from dstune.units import gib
+from dstune.vocab import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ COLUMNS = (
     Column("offload", 15),
     Column("prec.", 5),
     Column("ckpt", 9),
+    Column("batch", 5, right=True),
     Column("allocated", 9, right=True),
     Column("reserved", 8, right=True),
     Column("needs", 7, right=True),
@@ -32,8 +34,9 @@ COLUMNS = (
     Column("peak in", 8),
     Column("verdict", 24),
 )
-"""`needs` is the smallest GPU on which the step still runs, what lies outside torch included; `pinned` and `pageable`
-are host memory of a whole node. A column that does not vary is left to the caption."""
+"""`batch` is the largest micro-batch that fits, if it was asked for; `needs` the smallest GPU on which the step still
+runs, what lies outside torch included; `pinned` and `pageable` are host memory of a whole node. A column that does not
+vary is left to the caption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ class Layout:
     hidden: frozenset[str]
 
     @classmethod
-    def of(cls, plans: Sequence[TrainingPlan]) -> "Layout":
+    def of(cls, plans: Sequence[TrainingPlan], *, find_largest: bool = False) -> "Layout":
         """Hide what is the same in every row."""
         same = len({plan.activation_checkpointing for plan in plans}) == 1
-        return cls(frozenset({"ckpt"} if same else ()))
+        return cls(frozenset({"ckpt"} if same else ()) | frozenset(() if find_largest else {"batch"}))
 
     def header(self) -> str:
         """The line above the rows, and the rule under it."""
@@ -61,6 +64,7 @@ class Layout:
             "-" if plan.offload == "none" else plan.offload.value,
             plan.precision.value,
             plan.activation_checkpointing.value,
+            str(plan.micro_batch if isinstance(result, Refusal) else _batch(result)),
         ]
         numbers, phase, verdict, style = _cells(result)
         return Text.assemble(self._line([*lead, *numbers, phase, ""]), (verdict, style))
@@ -75,6 +79,11 @@ class Layout:
             for column, cell in zip(COLUMNS, cells, strict=True)
             if column.name not in self.hidden
         )
+
+
+def _batch(estimate: Estimate) -> int:
+    """The largest micro-batch that fits, if it was looked for."""
+    return estimate.plan.micro_batch if estimate.largest_micro_batch is None else estimate.largest_micro_batch
 
 
 def _cells(result: Estimate | Refusal) -> tuple[list[str], str, str, str]:
@@ -97,9 +106,11 @@ def _cells(result: Estimate | Refusal) -> tuple[list[str], str, str, str]:
 
 def _verdict(estimate: Estimate) -> tuple[str, str]:
     gpu, host = estimate.gpu, estimate.host
-    if not gpu.fits:
+    if gpu.verdict is Verdict.TIGHT and estimate.host.fits is not False:
+        return f"tight, may lack {gib(gpu.sure_bytes - gpu.capacity_bytes)}", "yellow"
+    if gpu.verdict is Verdict.OVER:
         where = f" in {gpu.shortage.phase}" if gpu.shortage and gpu.shortage.phase else ""
         return f"over by {gib(gpu.needed_bytes - gpu.capacity_bytes)}{where}", "red"
     if host.fits is False and host.capacity_bytes is not None:
         return f"host over by {gib(host.per_node_bytes - host.capacity_bytes)}", "red"
-    return f"fits, {gib(gpu.capacity_bytes - gpu.needed_bytes)} free", "green"
+    return f"fits, {gib(gpu.capacity_bytes - gpu.sure_bytes)} free", "green"

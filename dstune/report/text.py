@@ -20,8 +20,11 @@ WIDE = 160
 """Columns when standard output is no terminal: nothing may be cut."""
 
 
-def caption(name: str, plans: Sequence[TrainingPlan], cluster: Cluster, first: Estimate) -> str:
+def caption(
+    name: str, plans: Sequence[TrainingPlan], cluster: Cluster, first: Estimate, *, find_largest: bool = False
+) -> str:
     """What does not vary, above the table."""
+    micro_batch = "largest micro-batch" if find_largest else f"micro-batch {plans[-1].micro_batch}"
     plan = plans[-1]
     checkpointings = {one.activation_checkpointing for one in plans}
     checkpointing = f", checkpointing {plan.activation_checkpointing.value}" if len(checkpointings) == 1 else ""
@@ -33,7 +36,7 @@ def caption(name: str, plans: Sequence[TrainingPlan], cluster: Cluster, first: E
     return (
         f"{name}, {count(first.num_parameters)} parameters, {plan.optimizer}, accumulation "
         f"{plan.gradient_accumulation_steps}{checkpointing}{zero_init}\n"
-        f"{gpus}{nodes}, micro-batch {plan.micro_batch} x {plan.seq_len}; GiB: GPU "
+        f"{gpus}{nodes}, {micro_batch} x {plan.seq_len}; GiB: GPU "
         f"{gib(cluster.gpu.capacity_bytes)}{host}; outside torch {gib(outside.size_bytes)} (assumed)"
     )
 
@@ -47,9 +50,19 @@ def answer(results: Sequence[Estimate | Refusal], model: str, cluster: Cluster) 
         said = "Nothing fits" if least is None else f"Nothing fits; least on the GPU: {describe(least.plan)}"
         return [Text(said, "red"), Text("Next: a smaller --micro-batch, --checkpointing on, --offload, or more --gpus")]
     best = min(fitting, key=_cost)
+    if best.largest_micro_batch is not None:
+        return _answer_largest(fitting, best)
     return [
         Text(f"Fits with the least communication and recomputation: {describe(best.plan)}", "green"),
         Text(f"Next, a larger micro-batch: {_next_command(best.plan, model, cluster)}", "cyan"),
+    ]
+
+
+def _answer_largest(fitting: Sequence[Estimate], cheapest: Estimate) -> list[Text]:
+    largest = max(fitting, key=lambda one: (one.plan.micro_batch, tuple(-part for part in _cost(one))))
+    return [
+        Text(f"Fits with the least communication and recomputation: {describe(cheapest.plan)}", "green"),
+        Text(f"The largest micro-batch: {describe(largest.plan)}", "green"),
     ]
 
 

@@ -9,7 +9,7 @@ from dstune.estimator.job import Answer
 from dstune.estimator.pool import Pool
 from dstune.estimator.replay import Replay, replay
 from dstune.estimator.tape import Tape
-from tests.accuracy.record import Row, capacity_bytes, job_for, kind_of
+from tests.accuracy.record import Row, capacity_bytes, conf_of, job_for, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _failed(row: Row, reason: str) -> Comparison:
 
 
 def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
-    played = replay(tape, alloc_conf=row.get("allocator_conf"))
+    played = replay(tape, conf=conf_of(row))
     return Comparison(
         "peak",
         row["name"],
@@ -75,7 +75,7 @@ def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
 
 def _boundary(row: Row, _answer: Answer, tape: Tape) -> Comparison:
     true = max((entry["mbs"] for entry in row["boundary"] if entry["status"] == "ok"), default=0)
-    played = replay(tape, capacity_bytes(row), row.get("allocator_conf"))
+    played = replay(tape, capacity_bytes(row), conf_of(row), is_fraction=True)
     return Comparison("boundary", row["name"], {"name": row["name"], "true": true, "predicted": _largest(played)})
 
 
@@ -85,7 +85,7 @@ def _largest(played: Replay) -> int:
 
 
 def _capped(row: Row, _answer: Answer, tape: Tape) -> Comparison:
-    played = replay(tape, capacity_bytes(row), row.get("allocator_conf"))
+    played = replay(tape, capacity_bytes(row), conf_of(row), is_fraction=True)
     true = f"oom {row['failed_allocation']}" if row["status"] == "oom" else "ok"
     predicted = f"oom {size_text(played.shortage.segment_bytes)}" if played.shortage else "ok"
     where = f"{played.shortage.phase}: {played.shortage.label}" if played.shortage else ""

@@ -20,6 +20,8 @@ FILES = {
     "memory.jsonl": "GPT-2, TinyLlama, Qwen2, BERT: all stages, offload, precisions, checkpointing, LoRA",
     "operations.jsonl": "thirteen families with few layers, recorded with every operation's allocations",
     "families.jsonl": "twenty-five settings predicted before they were recorded",
+    "settings.jsonl": "one small Llama under DeepSpeed's settings, and mixtures of experts",
+    "models.jsonl": "thirty-five model classes at ZeRO 2 and 3",
     "capped.jsonl": "runs under a cap",
     "edges.jsonl": "runs capped at the predicted smallest capacity, and 2 MiB below it",
 }
@@ -32,12 +34,16 @@ LIMITATIONS = """## Known limitations
   own it is now and then off by a segment. Where a reserved error below was followed up, this was the cause.
 - All recordings are from one GPU model. Kernels that other GPUs choose (flash attention, other workspaces) follow
   torch's source and are not compared with a recording.
-- cuDNN's convolution workspaces are not known, so image models can be off by them while the patches are embedded.
+- cuDNN's convolution workspaces are known for large patches and for channels-last copies only.
+- TorchScript functions (DeBERTa) are fused by its executor on a real GPU, and are not here.
+- ZenFlow at ZeRO 3 chooses columns by the gradients' values, which are not known here.
 - Two steps are run. Memory that only later steps or other code take (evaluation, saving) is not seen.
 - What lies outside torch's allocator is an assumption, taken from one machine.
 - Collectives leave rank 0's values; NCCL's own buffers belong to that assumption.
 - Routing in a mixture of experts is a policy (`--routing`), not a trained router.
-- `torch.compile`, NVMe offload, ZeRO++, MiCS, pipeline and tensor parallelism have not been compared with recordings.
+- NVMe offload, SuperOffload, quantized weights of ZeRO++, AutoTP and DeepSpeed-MoE run, and have not been compared with
+  recordings: the recording machine lacks libaio, and there the fake process group refuses or hangs in the other three.
+- `torch.compile` and pipeline parallelism are refused.
 - Host memory follows recorded runs within a few per cent where tensors dominate, and overstates small models by up to
   a third of a GB.
 """

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.job import Job
 from dstune.model import ModelSpec
 from dstune.plan import LoraPlan, TrainingPlan
@@ -11,7 +12,12 @@ from dstune.vocab import Attention, Checkpointing, Offload, Precision, Routing
 
 Row = dict[str, Any]
 
-CHECKPOINTING = {None: Checkpointing.OFF, "nonreentrant": Checkpointing.ON, "reentrant": Checkpointing.REENTRANT}
+CHECKPOINTING = {
+    None: Checkpointing.OFF,
+    "nonreentrant": Checkpointing.ON,
+    "reentrant": Checkpointing.REENTRANT,
+    "deepspeed": Checkpointing.DEEPSPEED,
+}
 DEVICE_BYTES = 150_109_880_320
 """`device_total` of the recorded H200."""
 MAX_MICRO_BATCH = 512
@@ -29,7 +35,7 @@ def job_for(row: Row, tape_path: str) -> Job:
         tape_path=tape_path,
         num_steps=row.get("steps", 2),
         history=tuple(range(1, MAX_MICRO_BATCH)) if "boundary" in row else None,
-        routing=Routing.FIRST,
+        routing=Routing.WORST,
     )
 
 
@@ -37,6 +43,11 @@ def capacity_bytes(row: Row) -> int | None:
     """The cap of a row, as `set_per_process_memory_fraction` makes it of a fraction of the device."""
     cap = row.get("memory_cap_gib")
     return int(cap * GIB / DEVICE_BYTES * DEVICE_BYTES) if cap else None
+
+
+def conf_of(row: Row) -> AllocConf:
+    """The allocator's settings of a row."""
+    return AllocConf.parse(row.get("allocator_conf"))
 
 
 def model_for(row: Row) -> ModelSpec:

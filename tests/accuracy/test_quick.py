@@ -20,6 +20,11 @@ PEAKS = {
         "ops-gpt2-eager-z0 ops-gpt2-ckptre-z3 ops-llama-z3 ops-llama7-z2-gas2 ops-mixtral-z2 ops-gemma-z2 ops-phi3-z2 "
         "ops-opt-z1-fp16 ops-neox-z2 ops-vit-z1 ops-qwen3-z3-both"
     ),
+    "settings.jsonl": (
+        "set-autocast-z1 set-bf16master-states-z2 set-adafactor-z2 set-muon-z2 set-hpz-z3 set-dsckpt-z3-cpu set-twinflow-z3 "
+        "set-split128 set-roundlist set-exp-zi-z3"
+    ),
+    "models.jsonl": "fam-gptoss-z2 fam-olmoe-z3 fam-whisper-z2 fam-swin-z2 fam-gemma3-z2 fam-modernbert-z3",
 }
 CAPPED = ["capped-gpt2-z2-w8-cap16-mb14", "capped-tiny-z3-w8-cap16-mb2", "capped-tiny-z3-w8-cap16-mb3"]
 

@@ -180,7 +180,74 @@ def test_a_mixture_of_experts_says_how_it_was_routed(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(mixtral))
     words = ("estimate", str(tmp_path), "--gpu", "h200", "--gpus", "2", "--seq-len", "64", *ONE_ROW, "--json")
-    for routing in ("balanced", "first"):
+    for routing in ("balanced", "worst"):
         found = document(dstune(*words, "--routing", routing))
         assert any(f"`{routing}`" in warning for warning in found["warnings"])
         assert found["data"]["estimates"][0]["gpu"]["fits"]
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not(tiny: str) -> None:
+    words = ("estimate", tiny, "--gpu", "4GiB", "--seq-len", "256", *ONE_ROW, "--exit-zero", "--json")
+    [found] = document(dstune(*words, "--micro-batch", "max"))["data"]["estimates"]
+    largest = found["largest_micro_batch"]
+    assert found["plan"]["micro_batch"] == largest > 1
+    assert found["gpu"]["verdict"] == "fits"
+    [over] = document(dstune(*words, "--micro-batch", str(largest + 1)))["data"]["estimates"]
+    assert over["gpu"]["verdict"] != "fits"
+    low, high = over["gpu"]["min_capacity_range_bytes"]
+    assert low <= over["gpu"]["min_capacity_bytes"] <= high
+    assert high + over["gpu"]["overhead_bytes"] > over["gpu"]["capacity_bytes"]
+
+
+def test_frozen_parts_have_no_states(tiny: str) -> None:
+    words = ("estimate", tiny, "--gpu", "24GiB", "--seq-len", "64", "--zero", "0", "--precision", "bf16", "--json")
+    [whole] = document(dstune(*words))["data"]["estimates"]
+    [part] = document(dstune(*words, "--freeze", "*mlp*,*embed*"))["data"]["estimates"]
+    assert part["gpu"]["peak_allocated_bytes"] < whole["gpu"]["peak_allocated_bytes"]
+    done = dstune(*words, "--freeze", "*nothing*")
+    assert "no parameter is called `*nothing*`" in document(done)["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--micro-batch", "0"), "at least 1"),
+        (("--micro-batch", "many"), "`many` is no value of --micro-batch"),
+        (("--routing", "balanced,worst"), "takes one value"),
+        (("--attention", "all"), "takes one value"),
+        (("--alloc-conf", "max_split_size_mb:1"), "too small"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused_at_once(words: tuple[str, ...], said: str) -> None:
+    done = dstune("estimate", "gpt2", "--gpu", "24GiB", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_experts_of_deepspeed_moe_are_spread_over_the_ranks() -> None:
+    words = ("--gpu", "24GiB", "--gpus", "4", "--seq-len", "64", *ONE_ROW, "--json")
+    needed = {}
+    for name in ("spread", "alone"):
+        [found] = document(dstune("estimate", f"tests.examples.moe_model:{name}", *words, cwd=ROOT))["data"][
+            "estimates"
+        ]
+        needed[name] = found["gpu"]["phases"][0]["allocated_bytes"], found["num_parameters"]
+    assert needed["spread"][1] < needed["alone"][1]
+
+
+def test_nvme_offload_touches_no_disk(tmp_path: Path) -> None:
+    nvme = {"device": "nvme", "nvme_path": str(tmp_path / "nvme"), "pin_memory": True}
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {
+            "stage": 3, "offload_optimizer": nvme, "offload_param": nvme, "stage3_param_persistence_threshold": 0,
+        },
+    }  # fmt: skip
+    (tmp_path / "ds_config.json").write_text(json.dumps(config))
+    words = ("--gpu", "24GiB", "--gpus", "2", "--seq-len", "64", "--ds-config", str(tmp_path / "ds_config.json"))
+    first = document(dstune("estimate", "gpt2", *words, "--zero", "3", "--precision", "bf16", "--json"))["data"]
+    host = first["estimates"][0]["host"]
+    assert host["disk_bytes"] > 0
+    assert host["pinned_bytes"] > 0
+    assert not (tmp_path / "nvme").exists()

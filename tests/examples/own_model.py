@@ -62,3 +62,18 @@ class ReadsValues(Regressor):
 def make_reading_values() -> tuple[nn.Module, object]:
     """A shape that depends on data."""
     return ReadsValues(), make_batch
+
+
+class Indexes(Regressor):
+    """Takes and sets columns by a list."""
+
+    def forward(self, features: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        chosen = features[:, [0, 1]]
+        weights = torch.ones_like(chosen)
+        weights[:, [0]] = 2.0
+        return super().forward(chosen * weights, targets[:, [0, 1]])
+
+
+def make_indexing() -> tuple[nn.Module, object]:
+    """Lists as indices."""
+    return Indexes(), make_batch

@@ -9,6 +9,7 @@ transformers; not dstune.
 
 import argparse
 import concurrent.futures
+import contextlib
 import gc
 import gzip
 import json
@@ -139,13 +140,15 @@ def _build(spec: dict[str, Any]) -> Any:
     class_name, kind = config.pop("model_class"), config.pop("model_type")
     options = spec["model_options"]
     settings = transformers.AutoConfig.for_model(kind, **config)
-    settings._attn_implementation = options.get("attn", "sdpa")
-    with no_init_weights():
-        model = getattr(transformers, class_name)(settings)
+    model_class = getattr(transformers, class_name)
+    settings._attn_implementation = options.get("attn", "sdpa" if model_class._supports_sdpa else "eager")
+    with no_init_weights(), _construction(spec):
+        model = model_class(settings)
     model.tie_weights()
     with torch.no_grad():
         for name, param in model.named_parameters():
-            param.fill_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0)
+            held = param.ds_tensor if hasattr(param, "ds_tensor") else param
+            held.fill_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0)
     if options.get("load_dtype"):
         model.to(getattr(torch, options["load_dtype"]))
     if options.get("lora"):
@@ -155,12 +158,27 @@ def _build(spec: dict[str, Any]) -> Any:
         model = peft.get_peft_model(
             model, peft.LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=0.0)
         )
-    if options.get("ckpt"):
+    if options.get("ckpt") == "deepspeed":
+        import deepspeed
+
+        deepspeed.init_distributed(verbose=False)
+        deepspeed.checkpointing.configure(None, deepspeed_config=spec["ds_config"])
+        model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=deepspeed.checkpointing.checkpoint)
+    elif options.get("ckpt"):
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": options["ckpt"] == "reentrant"}
         )
     model.config.use_cache = False
     return model.train()
+
+
+def _construction(spec: dict[str, Any]) -> Any:
+    """`deepspeed.zero.Init`, or nothing."""
+    import deepspeed
+
+    if spec["model_options"].get("zero_init"):
+        return deepspeed.zero.Init(config_dict_or_path=spec["ds_config"])
+    return contextlib.nullcontext()
 
 
 def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
@@ -182,6 +200,7 @@ def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
     params = [param for param in model.parameters() if param.requires_grad]
     client = {
         "adamw": lambda: torch.optim.AdamW(params, lr=1e-4),
+        "adafactor": lambda: torch.optim.Adafactor(params, lr=1e-4),
         "sgd": lambda: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
     }.get(spec["model_options"].get("client_opt"))
     extra = {"optimizer": client()} if client else {}
@@ -207,11 +226,18 @@ def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
 def _batch(spec: dict[str, Any], module: Any) -> dict[str, Any]:
     count, options = spec["micro_batch"], spec["model_options"]
     if options.get("input") == "vit":
-        size = module.config.image_size
+        size = getattr(module.config, "image_size", None) or 224
         pixels = torch.randn(count, 3, size, size, device="cuda", dtype=next(module.parameters()).dtype)
         return {"pixel_values": pixels, "labels": torch.zeros(count, dtype=torch.long, device="cuda")}
+    if options.get("input") == "audio":
+        config = module.config
+        shape = (count, config.num_mel_bins, 2 * config.max_source_positions)
+        features = torch.zeros(shape, device="cuda", dtype=next(module.parameters()).dtype)
+        length = min(spec["seq_len"], config.max_target_positions)
+        return {"input_features": features, "labels": torch.zeros((count, length), dtype=torch.long, device="cuda")}
     ids = torch.randint(0, module.config.vocab_size, (count, spec["seq_len"]), device="cuda")
-    batch = {"input_ids": ids, "labels": ids}
+    one_label = type(module).__name__.endswith("ForSequenceClassification")
+    batch = {"input_ids": ids, "labels": ids.new_zeros(count) if one_label else ids}
     if options.get("mask"):
         batch["attention_mask"] = torch.ones_like(ids)
     return batch

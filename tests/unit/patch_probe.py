@@ -8,13 +8,15 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from dstune.estimator import worker
 from dstune.estimator.job import Job
 from dstune.model import ModelSpec
 from dstune.plan import TrainingPlan
-from dstune.vocab import Offload
+from dstune.vocab import Checkpointing, Offload
 
 TINY = ModelSpec(
     name="tiny",
@@ -22,13 +24,44 @@ TINY = ModelSpec(
             "tie_word_embeddings": False},
     class_name="GPT2LMHeadModel",
 )  # fmt: skip
-PARTITIONED = {
+LLAMA = ModelSpec(
+    name="llama",
+    config={"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128},
+    class_name="LlamaForCausalLM",
+)  # fmt: skip
+INDEXING = ModelSpec(name="indexing", function="tests.examples.own_model:make_indexing")
+MODELS = {"tensor_parallel_states": LLAMA, "_validate_vocab": LLAMA, "Tensor.__": INDEXING}
+"""Part of a target -> the model that it matters for, if not the smallest."""
+PARTITIONED: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     "bf16": {"enabled": True},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
 }
 """Parameters this small are partitioned only if they may not persist."""
+HALF_AUTOCAST = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 2},
+    "torch_autocast": {"enabled": True, "dtype": "float16"},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+}
+FOLDER = "FOLDER"
+"""Stands for a folder of the job's own."""
+
+
+def partitioned(**zero: Any) -> dict[str, Any]:
+    """A plan with ZeRO 3 that partitions everything."""
+    config = {**PARTITIONED, "zero_optimization": {**PARTITIONED["zero_optimization"], **zero}}
+    return {"zero_stage": 3, "ds_config": config}
+
+
+NVME = {"device": "nvme", "nvme_path": FOLDER, "pin_memory": True}
+ON_NVME = partitioned(offload_optimizer=NVME, offload_param=NVME)
+PARALLEL = {"zero_stage": 1, "ds_config": {
+    "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
+    "tensor_parallel": {"autotp_size": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+}}  # fmt: skip
 NEEDS: dict[str, dict[str, Any]] = {
     "cpu_adam": {"offload": Offload.OPTIMIZER},
     "fused_lion": {"optimizer": "Lion"},
@@ -36,31 +69,46 @@ NEEDS: dict[str, dict[str, Any]] = {
     "cpu_adagrad": {"optimizer": "Adagrad", "offload": Offload.OPTIMIZER},
     "_orig_torch_tensor": {"zero_stage": 3, "zero_init": True},
     "record_stream": {"zero_stage": 3, "ds_config": PARTITIONED},
+    "swap_tensor": ON_NVME,
+    "stage3:os": ON_NVME,
+    "QuantizerBuilder": partitioned(zero_quantized_weights=True),
+    "superoffload": partitioned(offload_optimizer={"device": "cpu", "pin_memory": True, "super_offload": True}),
+    "tensor_parallel_states": PARALLEL,
+    "_validate_vocab": PARALLEL,
+    "autocast": {"ds_config": HALF_AUTOCAST, "activation_checkpointing": Checkpointing.ON},
 }
 """Part of a target -> what the plan must have for it to matter."""
 
 
-def job_for(target: str) -> Job:
+def job_for(target: str, folder: Path) -> Job:
     """The smallest job that a patch matters for."""
     changes = next((need for part, need in NEEDS.items() if part in target), {})
+    changes = json.loads(json.dumps(changes).replace(FOLDER, str(folder)))
+    model = next((model for part, model in MODELS.items() if part in target), TINY)
     plan = TrainingPlan(**{"zero_stage": 2, "world_size": 2, "seq_len": 32, **changes})
-    return Job(plan=plan, model=TINY, compute_capability=(8, 0), capacity_bytes=1 << 34, tape_path="")
+    return Job(plan=plan, model=model, compute_capability=(8, 0), capacity_bytes=1 << 34, tape_path="")
 
 
 def outcome(accelerator: Any, target: str, dropped: str | None) -> str:
-    """What the job does in a fork of its own: a digest of its tape, or the error."""
+    """What the job does in a fork of its own: a digest of its tape and of its folder, or the error."""
     from dstune.estimator import patches, runtime
 
     read, write = os.pipe()
+    folder = Path(tempfile.mkdtemp())
+    if "shutil" in target:
+        (folder / "zero_stage_3/bfloat16params/rank0/of-another-run").mkdir(parents=True)
     if os.fork() == 0:
         patches.PATCHES = tuple(patch for patch in patches.PATCHES if patch.target != dropped)
         said = "ended"
         with contextlib.suppress(BaseException), contextlib.redirect_stdout(sys.stderr):
             try:
                 _, tape = runtime.run(
-                    job_for(target), accelerator, lambda error: (os.write(write, repr(error).encode()), os._exit(0))
+                    job_for(target, folder),
+                    accelerator,
+                    lambda error: (os.write(write, repr(error).encode()), os._exit(0)),
                 )
-                said = hashlib.sha256(repr([*tape]).encode()).hexdigest()
+                files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+                said = hashlib.sha256(repr([*tape, files]).encode()).hexdigest()
             except BaseException as error:  # noqa: BLE001 - the border of the fork
                 said = repr(error)
         os.write(write, said[:300].encode())
@@ -79,7 +127,7 @@ def main() -> None:
     expected = {}
     found = {}
     for patch in patches.PATCHES:
-        key = job_for(patch.target).model_dump_json()
+        key = job_for(patch.target, Path("shutil" if "shutil" in patch.target else "any")).model_dump_json()
         if key not in expected:
             expected[key] = outcome(accelerator, patch.target, None)
         without = outcome(accelerator, patch.target, patch.target)

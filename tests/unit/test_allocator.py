@@ -88,7 +88,13 @@ def test_blocks_never_overlap_and_everything_merges_back(
 
 def test_sizes_and_segments_are_torchs() -> None:
     assert [round_size(size) for size in (1, 512, 513)] == [512, 512, 1024]
-    assert [segment_size(size) // MIB for size in (512, MIB, MIB + 512, 10 * MIB, 11 * MIB)] == [2, 2, 20, 10, 12]
+    assert [segment_size(size, 20 * MIB) // MIB for size in (512, MIB, MIB + 512, 10 * MIB, 11 * MIB)] == [
+        2,
+        2,
+        20,
+        10,
+        12,
+    ]
 
 
 def test_a_capacity_gives_cached_segments_back_before_it_fails() -> None:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.host import BUILD_BASE_BYTES, TRAIN_BASE_BYTES, host_memory
-from dstune.estimator.replay import min_capacity_bytes, replay
+from dstune.estimator.replay import replay
+from dstune.estimator.spread import min_capacity_bytes
 from dstune.estimator.tape import HOST_PAGEABLE, HOST_PINNED, Tape
 from dstune.units import MIB
 
@@ -23,7 +25,7 @@ def test_the_smallest_capacity_lies_below_what_was_reserved() -> None:
     tape = small_tape()
     played = replay(tape)
     assert (played.peak_reserved, played.peak_allocated) == (66 * MIB, 36 * MIB)
-    needed = min_capacity_bytes(tape, played)
+    needed = min_capacity_bytes(tape, played, AllocConf())
     assert needed == 36 * MIB
     assert replay(tape, needed).shortage is None
     assert replay(tape, needed - 2 * MIB).shortage is not None
