@@ -163,6 +163,7 @@ def _host(cluster: Cluster, tape: Tape, disk_bytes: int) -> HostEstimate:
     return HostEstimate(
         pinned_bytes=memory.pinned,
         pageable_bytes=memory.pageable,
+        by_owner_bytes=memory.by_owner,
         disk_bytes=disk_bytes,
         per_node_bytes=per_node,
         capacity_bytes=cluster.host_bytes,

@@ -81,6 +81,8 @@ class HostEstimate(BaseModel):
 
     pinned_bytes: int
     pageable_bytes: int
+    by_owner_bytes: dict[str, int]
+    """Both at the worst moment, by who holds it."""
     disk_bytes: int
     """What NVMe offload keeps on disk."""
     per_node_bytes: int

@@ -118,18 +118,23 @@ class Values:
             return func(*tree_map(_real, args), **_on_cpu(kwargs))
 
     def _route(self, args: tuple[Any, ...], out: object) -> None:
-        """Content for the indices of a router's `topk`, by policy."""
-        logits, k = args[0], args[1]
-        if value_of(logits) is not None or logits.dim() == 0 or logits.shape[-1] > MAX_EXPERTS:
+        """Content for the indices of a `topk` on unknown values, by policy.
+
+        A router has a row for each token. A single row is a choice among all columns of a parameter, as ZenFlow makes
+        it: spread over the ranks, or in the worst case all of this rank's.
+        """
+        scores, k = args[0], args[1]
+        is_router = scores.dim() > 1
+        if scores.dim() == 0 or (is_router and value_of(scores) is not None):
             return
-        indices = out[1]  # type: ignore[index]
-        if indices.numel() > MAX_ELEMENTS:
+        indices, width = out[1], scores.shape[-1]  # type: ignore[index]
+        if indices.numel() > MAX_ELEMENTS or (is_router and width > MAX_EXPERTS):
             return
-        self.routed = True
+        self.routed = self.routed or is_router
         with unset_fake_temporarily():
             slots = aten.arange(indices.numel(), device="cpu").reshape(indices.shape)
-            experts = slots % logits.shape[-1] if self.routing is Routing.BALANCED else slots % k
-            set_value(indices, experts)
+            spread_out = slots % width if is_router else slots * width // k
+            set_value(indices, spread_out if self.routing is Routing.BALANCED else slots % k)
 
     def _refill(self, tensor: Any, fill: Any) -> None:
         held = value_of(tensor)

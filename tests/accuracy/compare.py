@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstune.errors import DstuneError
+from dstune.estimator.host import host_memory
 from dstune.estimator.job import Answer
 from dstune.estimator.pool import Pool
 from dstune.estimator.replay import Replay, replay
@@ -56,6 +57,7 @@ def _failed(row: Row, reason: str) -> Comparison:
 
 def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
     played = replay(tape, conf=conf_of(row))
+    host = host_memory(tape)
     return Comparison(
         "peak",
         row["name"],
@@ -67,6 +69,10 @@ def _peak(row: Row, answer: Answer, tape: Tape) -> Comparison:
             "recorded_reserved_bytes": row["peak_reserved"],
             "predicted_reserved_bytes": played.peak_reserved,
             "reserved_error": played.peak_reserved / row["peak_reserved"] - 1,
+            "recorded_host_bytes": row.get("host_rss_max"),
+            "predicted_host_bytes": host.total,
+            "recorded_pinned_bytes": (row.get("pinned_host") or {}).get("allocated_bytes.peak"),
+            "predicted_pinned_bytes": host.pinned,
             "num_ops": answer.num_ops,
             "seconds": answer.seconds,
         },

@@ -21,8 +21,8 @@ PEAKS = {
         "ops-opt-z1-fp16 ops-neox-z2 ops-vit-z1 ops-qwen3-z3-both"
     ),
     "settings.jsonl": (
-        "set-autocast-z1 set-bf16master-states-z2 set-adafactor-z2 set-muon-z2 set-hpz-z3 set-dsckpt-z3-cpu set-twinflow-z3 "
-        "set-split128 set-roundlist set-exp-zi-z3"
+        "set-autocast-z1 set-bf16master-states-z2 set-adafactor-z2 set-muon-z2 set-hpz-z3 set-dsckpt-z3-cpu "
+        "set-twinflow-z3 set-split128 set-roundlist set-exp-zi-z3"
     ),
     "models.jsonl": "fam-gptoss-z2 fam-olmoe-z3 fam-whisper-z2 fam-swin-z2 fam-gemma3-z2 fam-modernbert-z3",
 }
