@@ -34,10 +34,16 @@ class Checkpointing(StrEnum):
 
 
 class Attention(StrEnum):
-    """How the model computes attention (transformers' `attn_implementation`)."""
+    """How the model computes attention."""
 
     SDPA = "sdpa"
+    """torch's `scaled_dot_product_attention`, which chooses a kernel; where a model has none, as `eager`."""
     EAGER = "eager"
+    """Matrix products and a softmax."""
+    FLASH = "flash"
+    """FlashAttention-2, as torch brings it, wherever it takes a call."""
+    EFFICIENT = "efficient"
+    """The memory-efficient kernel (xformers'), as torch brings it, wherever it takes a call."""
 
 
 class Routing(StrEnum):

@@ -104,7 +104,13 @@ ZeroInit = Annotated[
     ),
 ]
 AttentionWord = Annotated[
-    str, typer.Option("--attention", metavar="sdpa|eager", help="How attention is computed.", rich_help_panel=TRAINING)
+    str,
+    typer.Option(
+        "--attention",
+        metavar="sdpa|eager|flash|efficient",
+        help="How attention is computed.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 AllocConf = Annotated[
     str | None,

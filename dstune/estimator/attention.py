@@ -58,6 +58,10 @@ def choose_kernel(call: AttentionCall, gpu: GpuTraits) -> AttentionKernel:
         return AttentionKernel.MATH  # `check_batch_size_and_num_heads_dense`: fused kernels do not broadcast heads
     if not call.has_dense_rows:
         return AttentionKernel.MATH  # `check_last_dim_stride_equals_1_dense`
+    wanted = {AttentionKernel.FLASH: _flash_takes, AttentionKernel.EFFICIENT: _efficient_takes}
+    for kernel, takes in wanted.items():
+        if gpu.wanted_attention == kernel and takes(call, gpu):
+            return kernel
     if gpu.prefers_cudnn_attention and _cudnn_takes(call, gpu):
         return AttentionKernel.CUDNN
     if _flash_takes(call, gpu):

@@ -15,11 +15,13 @@ class GpuTraits:
     Attributes:
         major, minor: Compute capability.
         num_multiprocessors: Streaming multiprocessors, which decide how reductions are split.
+        wanted_attention: The attention kernel that the user asks for, or None.
     """
 
     major: int
     minor: int
     num_multiprocessors: int = 108
+    wanted_attention: str | None = None
 
     @property
     def threads_per_multiprocessor(self) -> int:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dstune.dsconfig import ds_config_for
-from dstune.errors import ModelError
+from dstune.errors import ModelError, UnsupportedOperationError
 from dstune.estimator import patches
 from dstune.estimator.accelerator import VirtualAccelerator
 from dstune.estimator.allocconf import AllocConf
@@ -53,7 +53,7 @@ def run(
         report_fault: Called with a fault inside a backward, where an exception would end the process.
     """
     start = time.perf_counter()
-    traits = GpuTraits(*job.compute_capability, job.num_multiprocessors)
+    traits = GpuTraits(*job.compute_capability, job.num_multiprocessors, job.plan.attention.value)
     values = Values(job.routing)
     tracer = Tracer(traits, values, report_fault)
     accelerator.bind(tracer, traits, job.capacity_bytes, job.plan.ranks_per_node)
@@ -61,6 +61,7 @@ def run(
     _join_group(job.plan)
     with FakeTensorMode(allow_non_fake_inputs=True), tracer:
         built = build(job.model, job.plan, _construction(job.plan))
+        _refuse_compiled(built.module, ds_config_for(job.plan))
         if job.plan.activation_checkpointing is Checkpointing.DEEPSPEED:
             _checkpoint_by_deepspeed(built.module, ds_config_for(job.plan))
         tracer.modules.watch(built.module)
@@ -153,6 +154,14 @@ def _construction(plan: TrainingPlan) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     made: contextlib.AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=ds_config_for(plan))
     return made
+
+
+def _refuse_compiled(module: torch.nn.Module, ds_config: dict[str, Any]) -> None:
+    """A compiled step allocates what the compiler plans, and none is here to ask."""
+    is_deep = (ds_config.get("compile") or {}).get("deepcompile", False)
+    if is_deep or any(isinstance(part, torch._dynamo.OptimizedModule) for part in module.modules()):
+        msg = "torch.compile is not supported: what a compiled step allocates is the compiler's choice"
+        raise UnsupportedOperationError(msg, hint="estimate the model without it; a compiled one rarely needs more")
 
 
 def _checkpoint_by_deepspeed(module: Any, ds_config: dict[str, Any]) -> None:

@@ -2,55 +2,22 @@
 
 Sources are files of torch 2.11; every row was seen in event lists recorded on an H200, except where it says otherwise.
 
-Known limitations: of cuDNN's convolution workspaces only those of patch embeddings are known; attention workspaces of
-the memory-efficient kernel are exact up to a head of 64.
+Known limitations: not all convolution workspaces of cuDNN are known (see `convolution`).
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from dstune.estimator import convolution
+from dstune.estimator.attentionscratch import ATTENTION
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.reduction import buffers, iteration_dims
+from dstune.estimator.steps import Args, Scratch, Step, give, result, size_of, take
 
-
-class Step(NamedTuple):
-    """One allocation or free inside an operation: a result, a scratch block taken, or one given back."""
-
-    result: int | None = None
-    is_on_host: bool = False
-    size_bytes: int = 0
-    number: int = 0
-    frees: int | None = None
-
-
-def result(index: int) -> Step:
-    """The operation's result of that index is allocated now."""
-    return Step(result=index)
-
-
-def on_host(index: int) -> Step:
-    """The operation's result of that index lies on the host, whatever its fake says."""
-    return Step(result=index, is_on_host=True)
-
-
-def take(size_bytes: int, number: int = 0) -> Step:
-    """A scratch block is taken; it is given back by `give` or at the operation's end."""
-    return Step(size_bytes=size_bytes, number=number)
-
-
-def give(number: int = 0) -> Step:
-    """A scratch block is given back."""
-    return Step(frees=number)
-
-
-Args = tuple[Any, ...]
-Scratch = Callable[[Args, dict[str, Any], Any, GpuTraits], Iterator[Step]]
-
-SCAN_TILE = 256
-"""Up to this many elements a scan is one tile; between 16 and 2,048 nothing was recorded."""
+SCAN_BYTES, SCAN_TILE = 1023, 256
+"""The least that a scan takes, and up to how many elements a sum is one tile: 8 and 16 were recorded, then 2,048."""
 SORT_TILE, SORT_TILE_BYTES = 3072, 3583
 """Keys that one block sorts, and what it takes."""
 INDEX_BYTES = 8
@@ -71,10 +38,6 @@ def cublaslt_takes(name: str, args: Args) -> bool:
     return name == "aten::addmm" and args[0].dim() == 1 and args[0].is_contiguous()
 
 
-def _size(tensor: torch.Tensor, element_bytes: int | None = None) -> int:
-    return tensor.numel() * (element_bytes or tensor.element_size())
-
-
 def _dropout(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/cuda/Dropout.cu` (`dropout_cuda`): the mask comes first."""
     yield result(1)
@@ -85,87 +48,21 @@ def _cumsum(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> I
     """`native/ReduceOps.cpp` (`impl_func_cum_ops`) converts the input; one row goes through cub's scan."""
     yield result(0)
     if args[0].dtype != out.dtype:
-        yield take(_size(out), 1)
+        yield take(size_of(out), 1)
     if out.dim() and out.numel() == out.shape[args[1]]:
-        yield take(scan_bytes(out.numel()), 2)
+        yield take(SCAN_BYTES if out.numel() <= SCAN_TILE else scan_bytes(out.numel()), 2)
         yield give(2)
 
 
 def _softmax_backward(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/cuda/SoftMax.cu` (`softmax_backward_cuda_out`): the product of gradient and output."""
     yield result(0)
-    yield take(_size(out))
-
-
-def _cudnn_attention(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
-    """`native/cudnn/MHA.cpp` (`run_cudnn_SDP_fprop`): seed and offset, results, a small workspace."""
-    for index in (-2, -1, 0, 1):
-        yield result(index)
-    yield take(256)
-
-
-def _cudnn_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
-    """`native/cudnn/MHA.cpp` (`run_cudnn_SDP_bprop`): dQ in float32, a row sum, and dK, dV of every query head."""
-    yield from (result(0), result(1), result(2))
-    query, key = args[1], args[2]
-    batch, heads, rows, _ = query.shape
-    size = _size(query, 4) + 4 * batch * heads * rows + 256
-    if key.shape[1] != heads:
-        size += 2 * batch * heads * key.shape[2] * key.shape[3] * key.element_size()
-    yield take(size)
-
-
-def _flash_attention_backward(args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
-    """`native/transformers/cuda/flash_attn/flash_api.cpp` (`mha_bwd`): row sums, dQ in float32, dK and dV expanded.
-
-    Not recorded: the H200 prefers cuDNN.
-    """
-    yield from (result(0), result(1), result(2))
-    query, key = args[1], args[2]
-    batch, heads, rows, head_dim = query.shape
-    rounded = -(-rows // 128) * 128
-    grain = 32 if head_dim <= 128 else 64
-    yield take(4 * batch * heads * rounded, 1)
-    yield take(4 * batch * heads * rounded * (-(-head_dim // grain) * grain), 2)
-    if key.shape[1] != heads:
-        expanded = batch * heads * key.shape[2] * head_dim * key.element_size()
-        yield take(expanded, 3)
-        yield take(expanded, 4)
-
-
-def _efficient_attention(_args: Args, _kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
-    """`native/transformers/cuda/attention.cu` (`_efficient_attention_forward`): seed and offset are the host's."""
-    yield from (result(0), result(1), on_host(2), on_host(3))
-
-
-def _efficient_attention_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
-    """`native/transformers/cuda/attention_backward.cu`: delta, for float32 outside the kernel, and dQ's workspace.
-
-    The workspace holds a tile of 64 x 64 accumulators and 16 bytes for each 64 queries of each head
-    (`GradQTempStorage` in `mem_eff_attention/kernel_backward.h`). A mask with a gradient gets it after the others.
-    """
-    yield from (result(0), result(1), result(2))
-    if out[3] is not None and out[3].numel():
-        yield result(3)
-    query = args[1]
-    batch, heads, rows, head_dim = query.shape
-    delta = 4 * batch * heads * rows
-    if query.dtype == torch.float32:
-        yield take(_size(query), 1)
-        yield take(delta, 2)
-        yield take(delta, 3)
-        yield give(2)
-        yield give(1)
-    else:
-        yield take(delta, 3)
-    yield take(batch * heads * -(-rows // 64) * -(-head_dim // 64) * (64 * 64 * 4 + 16), 4)
-    yield give(3)
-    yield give(4)
+    yield take(size_of(out))
 
 
 def scan_bytes(count: int) -> int:
-    """What cub's scan over this many elements takes (`cub::DeviceScan`; fitted to 8 to 262,144, recorded)."""
-    return 1023 + (256 * -(-count // 65_536) if count > SCAN_TILE else 0)
+    """What cub's scan over this many elements takes (`cub::DeviceScan`; fitted to 2,048 to 262,144, recorded)."""
+    return SCAN_BYTES + 256 * -(-count // 65_536)
 
 
 def sort_bytes(count: int, num_bits: int = 64) -> int:
@@ -192,7 +89,7 @@ def _embedding_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: Gpu
         return
     num_bytes = count * INDEX_BYTES
     if not grad.is_contiguous():
-        yield take(_size(grad), 20)
+        yield take(size_of(grad), 20)
     if not indices.is_contiguous():
         yield take(num_bytes, 21)
     for number in (1, 2, 3):
@@ -222,7 +119,7 @@ def _embedding_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: Gpu
 def _roll(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/TensorTransformations.h` (`roll_common`): one dimension after the other, each into a fresh tensor."""
     for number in range(len(args[1]) - 1):
-        yield take(_size(out), number)
+        yield take(size_of(out), number)
         if number:
             yield give(number - 1)
     yield result(0)
@@ -232,7 +129,7 @@ def _layer_norm_backward(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: Gp
     """`native/cuda/layer_norm_kernel.cu` (`LayerNormBackwardKernelImpl`): the gradient is copied after the results."""
     yield from (result(index) for index, item in enumerate(item for item in out if item is not None))
     if not args[0].is_contiguous():
-        yield take(_size(args[0]))
+        yield take(size_of(args[0]))
 
 
 def _safe_softmax(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
@@ -245,7 +142,7 @@ def _safe_softmax(args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits
 
 def _sort(_args: Args, _kwargs: dict[str, Any], out: Any, _gpu: GpuTraits) -> Iterator[Step]:
     """`native/cuda/Sort.cpp`: values, indices, and a range of indices."""
-    yield from (result(0), result(1), take(_size(out[1])))
+    yield from (result(0), result(1), take(size_of(out[1])))
 
 
 def _grouped_mm(args: Args, kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -> Iterator[Step]:
@@ -271,7 +168,7 @@ def _index_put(args: Args, kwargs: dict[str, Any], _out: Any, _gpu: GpuTraits) -
     size = count * INDEX_BYTES
     yield from (take(size, 1), take(size, 2), give(1))
     if not args[2].is_contiguous():
-        yield take(_size(args[2]), 7)
+        yield take(size_of(args[2]), 7)
     yield from (take(size, 3), take(size, 4), take(size, 5))
     yield from (take(sort_bytes(count, max(1, rows.bit_length())), 6), give(6), give(5), give(4), give(3))
 
@@ -291,7 +188,7 @@ def _convolution_backward(args: Args, _kwargs: dict[str, Any], _out: Any, gpu: G
     """
     grad, image, weight, mask = args[0], args[1], args[2], args[10]
     if not grad.is_contiguous():
-        yield take(_size(grad), 9)
+        yield take(size_of(grad), 9)
     copies = convolution.transposes(args[9], is_contiguous=image.is_contiguous())
     sizes = (image.numel(), grad.numel(), weight.shape, image.element_size())
     number = 0
@@ -313,7 +210,7 @@ def _reduce(args: Args, kwargs: dict[str, Any], out: Any, gpu: GpuTraits) -> Ite
     source = args[0]
     yield result(0)
     if source.dtype in {torch.bool, torch.int32, torch.uint8} and out.dtype == torch.int64:
-        yield take(_size(source, INDEX_BYTES), 1)  # `native/ReduceOps.cpp` sums integers as int64
+        yield take(size_of(source, INDEX_BYTES), 1)  # `native/ReduceOps.cpp` sums integers as int64
     accumulator_bytes = max(4, source.element_size(), out.element_size() if out.dtype == torch.float64 else 0)
     yield from _meeting_place(args, kwargs, accumulator_bytes, gpu)
 
@@ -342,15 +239,11 @@ def _reduced(args: Args, kwargs: dict[str, Any], num_dims: int) -> set[int]:
 
 
 SCRATCH: dict[str, Scratch] = {
+    **ATTENTION,
     "aten::native_dropout": _dropout,
     "aten::cumsum": _cumsum,
     "aten::_safe_softmax": _safe_softmax,
     "aten::_softmax_backward_data": _softmax_backward,
-    "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
-    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
-    "aten::_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
-    "aten::_scaled_dot_product_efficient_attention": _efficient_attention,
-    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::sort": _sort,
     "aten::roll": _roll,

@@ -27,7 +27,8 @@ from dstune.estimator.allocator import round_size
 from dstune.estimator.device import DEVICE_TYPE, Stream
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.modules import ModuleStack
-from dstune.estimator.scratch import CONTIGUOUS_FIRST, SCRATCH, Scratch, cublaslt_takes
+from dstune.estimator.scratch import CONTIGUOUS_FIRST, SCRATCH, cublaslt_takes
+from dstune.estimator.steps import Step
 from dstune.estimator.tape import HOST_LOCKED, HOST_PAGEABLE, HOST_PINNED, Tape
 from dstune.estimator.values import Values, set_value, value_of
 
@@ -161,13 +162,13 @@ class Tracer(TorchDispatchMode):
                     arg.contiguous() if number in copied and not arg.is_contiguous() else arg
                     for number, arg in enumerate(args)
                 )
-        scratch = SCRATCH.get(name)
-        if scratch is not None:
-            return self._run_with_scratch(func, args, kwargs, scratch, label)
-        in_place = name == "aten::add" and _accumulates(args)
+        in_place = _is_in_place(name, args)
         out = self._run(func, args, kwargs)
         if in_place:
             self._hand_over(args[0], out)
+        scratch = SCRATCH.get(name)
+        if scratch is not None and _on_gpu(args, out):
+            self._take_scratch(scratch(args, kwargs, out, self._traits), out, label)
         self._record(out, label)
         if name in MATRIX_PRODUCTS:
             self._take_workspaces(name, args, label)
@@ -241,16 +242,11 @@ class Tracer(TorchDispatchMode):
         return 1.0 if tensor.dtype.is_floating_point else UNKNOWN_SCALARS.get(tensor.dtype, 0)
 
     # -- what kernels take beside their results -------------------------------------------------------------------
-    def _run_with_scratch(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch, label: int
-    ) -> Any:
-        out = self._run(func, args, kwargs)
-        if not _on_gpu(args, out):
-            self._record(out, label)
-            return out
+    def _take_scratch(self, steps: Iterator[Step], out: Any, label: int) -> None:
+        """Follow what an operation allocates and frees; what it does not free by itself is freed at its end."""
         results = [item for item in out if isinstance(item, torch.Tensor)] if isinstance(out, (tuple, list)) else [out]
         taken: dict[int, int] = {}
-        for step in scratch(args, kwargs, out, self._traits):
+        for step in steps:
             if step.result is not None:
                 self.born(results[step.result], label, is_on_host=step.is_on_host)
             elif step.frees is not None:
@@ -259,8 +255,6 @@ class Tracer(TorchDispatchMode):
                 taken[step.number] = self.tape.alloc(step.size_bytes, Stream.current.number, label)
         for block in taken.values():
             self.tape.free(block)
-        self._record(out, label)
-        return out
 
     def _take_workspaces(self, name: str, args: tuple[Any, ...], label: int) -> None:
         """CuBLAS keeps one workspace for each handle and stream; the backward's thread has a handle of its own."""
@@ -284,6 +278,30 @@ _HINT = "no estimate can be given for a model that does this; replace the operat
 
 _OWN_STORAGE, _OWN_TENSOR = 2, 4
 """Use counts of a storage and a tensor that only the backward's input buffer holds, seen from inside a dispatch."""
+
+
+IN_FORMULAS = frozenset(
+    {"aten::scatter_add", "aten::index_put", "aten::index_add", "aten::scatter", "aten::index_copy"}
+)
+"""Operations that the backward's formulas run in place on fresh zeros, but out of place for tensor subclasses.
+
+Source: torch 2.11 `torch/csrc/autograd/FunctionsManual.cpp` (`areAnyTensorSubclassLike`)."""
+
+
+def _is_in_place(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether the result is written into the first argument on CUDA, where a fake one gets storage of its own."""
+    if name == "aten::add":
+        return _accumulates(args) or _adds_mask(args)
+    return name in IN_FORMULAS and args[0].device.type == DEVICE_TYPE and _called_by_engine()
+
+
+def _adds_mask(args: tuple[Any, ...]) -> bool:
+    """Whether attention's plain path adds a mask to its scores.
+
+    Source: torch 2.11 `aten/src/ATen/native/transformers/attention.cpp` (`_scaled_dot_product_attention_math`).
+    """
+    old = args[0]
+    return isinstance(old, torch.Tensor) and old.device.type == DEVICE_TYPE and _caller().endswith("estimator/sdpa.py")
 
 
 def _accumulates(args: tuple[Any, ...]) -> bool:
@@ -314,13 +332,24 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _called_by_engine() -> bool:
     """Whether C++ called, from inside a backward, rather than Python code."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.endswith(_DISPATCH_FILES):
-        frame = frame.f_back
+    frame = _calling_frame()
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
-_DISPATCH_FILES = ("estimator/tracer.py", "_compile.py", "eval_frame.py", "_python_dispatch.py")
+def _caller() -> str:
+    """The file whose code called the operation."""
+    frame = _calling_frame()
+    return "" if frame is None else frame.f_code.co_filename
+
+
+def _calling_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.endswith(_DISPATCH_FILES):
+        frame = frame.f_back
+    return frame
+
+
+_DISPATCH_FILES = ("estimator/tracer.py", "torch/_ops.py", "_compile.py", "eval_frame.py", "_python_dispatch.py")
 
 
 def _on_gpu(args: tuple[Any, ...], out: object) -> bool:

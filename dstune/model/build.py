@@ -107,9 +107,9 @@ def _from_config(spec: ModelSpec, plan: TrainingPlan) -> BuiltModel:
 
 
 def _attention_of(model_class: Any, wanted: Attention) -> str:
-    """As transformers chooses for a model that has no fused attention: the plain one."""
+    """What transformers calls it; a model that has no fused attention gets the plain one, as it would choose."""
     has_sdpa = getattr(model_class, "_supports_sdpa", True)
-    return Attention.EAGER.value if wanted is Attention.SDPA and not has_sdpa else wanted.value
+    return Attention.EAGER.value if wanted is Attention.EAGER or not has_sdpa else Attention.SDPA.value
 
 
 def _without_initialization() -> contextlib.AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ FILES = {
     "memory.jsonl": "GPT-2, TinyLlama, Qwen2, BERT: all stages, offload, precisions, checkpointing, LoRA",
     "operations.jsonl": "thirteen families with few layers, recorded with every operation's allocations",
     "families.jsonl": "twenty-five settings predicted before they were recorded",
-    "settings.jsonl": "one small Llama under DeepSpeed's settings, and mixtures of experts",
+    "settings.jsonl": "a small Llama under DeepSpeed's settings, attention kernels, mixtures of experts",
     "models.jsonl": "thirty-five model classes at ZeRO 2 and 3",
     "capped.jsonl": "runs under a cap",
     "edges.jsonl": "runs capped at the predicted smallest capacity, and 2 MiB below it",
@@ -33,10 +33,9 @@ LIMITATIONS = """## Known limitations
 - Where segments lie in the driver's address space breaks ties between equal free blocks. That choice is only
   approximated: given the recorded addresses, the allocator's model meets every event of every recorded list; with its
   own it is now and then off by a segment. Where a reserved error below was followed up, this was the cause.
-- All recordings are from one GPU model. Kernels that other GPUs choose (flash attention, other workspaces) follow
-  torch's source and are not compared with a recording.
+- All recordings are from one GPU model. Flash and memory-efficient attention, which other GPUs choose, were recorded
+  there by asking for them; other GPUs' cuBLAS workspaces follow torch's source and are not compared with a recording.
 - cuDNN's convolution workspaces are known for large patches and for channels-last copies only.
-- DeBERTa at ZeRO 2 is overstated by 2 %; the cause was not found.
 - ZenFlow at ZeRO 3 chooses columns by the gradients' values: as with a router, they are spread evenly by policy.
 - Two steps are run. Memory that only later steps or other code take (evaluation, saving) is not seen.
 - What lies outside torch's allocator is an assumption, taken from one machine.

@@ -22,9 +22,9 @@ PEAKS = {
     ),
     "settings.jsonl": (
         "set-autocast-z1 set-bf16master-states-z2 set-adafactor-z2 set-muon-z2 set-hpz-z3 set-dsckpt-z3-cpu "
-        "set-twinflow-z3 set-split128 set-roundlist set-exp-zi-z3"
+        "set-twinflow-z3 set-split128 set-roundlist attn-flash-gem-z2 set-zenflow-z3 set-exp-zi-z3"
     ),
-    "models.jsonl": "fam-gptoss-z2 fam-olmoe-z3 fam-whisper-z2 fam-swin-z2 fam-gemma3-z2 fam-modernbert-z3",
+    "models.jsonl": "fam-gptoss-z2 fam-olmoe-z3 fam-whisper-z2 fam-swin-z2 fam-mt5-z2 fam-debertav2-z2",
 }
 CAPPED = ["capped-gpt2-z2-w8-cap16-mb14", "capped-tiny-z3-w8-cap16-mb2", "capped-tiny-z3-w8-cap16-mb3"]
 

@@ -251,3 +251,9 @@ def test_nvme_offload_touches_no_disk(tmp_path: Path) -> None:
     assert host["disk_bytes"] > 0
     assert host["pinned_bytes"] > 0
     assert not (tmp_path / "nvme").exists()
+
+
+def test_a_compiled_model_is_refused() -> None:
+    words = ("--gpu", "24GiB", "--seq-len", "64", *ONE_ROW, "--json")
+    done = dstune("estimate", "tests.examples.own_model:make_compiled", *words, cwd=ROOT)
+    assert "torch.compile is not supported" in document(done)["errors"][0]["message"]

@@ -77,3 +77,11 @@ class Indexes(Regressor):
 def make_indexing() -> tuple[nn.Module, object]:
     """Lists as indices."""
     return Indexes(), make_batch
+
+
+def make_compiled() -> tuple[nn.Module, object]:
+    """A compiled model."""
+    module = Regressor()
+    compiled = torch.compile(module)
+    assert isinstance(compiled, nn.Module)
+    return compiled, make_batch

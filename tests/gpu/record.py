@@ -2,9 +2,9 @@
 
 A spec is a row of the recorded format without its measurements; each runs in a process of its own, and what it
 measured is added. With `"events": true` the allocator's event list is written beside OUT, each allocation with the
-operation that made it. While operations are logged, autograd sums gradients out of place, as under any dispatch mode,
-so such a list has additions that a plain run has not. Weights are zeros and norms ones. Needs torch, deepspeed and
-transformers; not dstune.
+operation that made it; with `"events": "plain"` without operations. While operations are logged, autograd sums
+gradients out of place, as under any dispatch mode, so such a list has additions that a plain run has not. Weights are
+zeros and norms ones. Needs torch, deepspeed and transformers; not dstune.
 """
 
 import argparse
@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GIB = 1 << 30
+KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+"""Values of the option `attn` that force one of torch's kernels."""
 
 
 class OperationLog(TorchDispatchMode):
@@ -108,7 +111,8 @@ def run_spec(spec: dict[str, Any], events_path: Path | None) -> dict[str, Any]:
     log = OperationLog()
     if events_path is not None:
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=4_000_000)
-        log.__enter__()
+        if spec.get("events") != "plain":
+            log.__enter__()
     phases = Phases()
     row = dict(spec)
     try:
@@ -118,7 +122,8 @@ def run_spec(spec: dict[str, Any], events_path: Path | None) -> dict[str, Any]:
         found = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         row.update(status="oom", failed_allocation=found[1] if found else None)
     if events_path is not None:
-        log.__exit__(None, None, None)
+        if spec.get("events") != "plain":
+            log.__exit__(None, None, None)
         _save_events(events_path, log)
     row["phases" if row["status"] == "ok" else "phases_before_failure"] = phases.rows
     if row["status"] == "ok":
@@ -141,7 +146,8 @@ def _build(spec: dict[str, Any]) -> Any:
     options = spec["model_options"]
     settings = transformers.AutoConfig.for_model(kind, **config)
     model_class = getattr(transformers, class_name)
-    settings._attn_implementation = options.get("attn", "sdpa" if model_class._supports_sdpa else "eager")
+    asked = options.get("attn", "sdpa" if model_class._supports_sdpa else "eager")
+    settings._attn_implementation = "sdpa" if asked in KERNELS else asked
     with no_init_weights(), _construction(spec):
         model = model_class(settings)
     model.tie_weights()
@@ -211,15 +217,17 @@ def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
         f"{type(engine.optimizer).__name__}/{type(getattr(engine.optimizer, 'optimizer', None)).__name__}"
     )
     batch = _batch(spec, engine.module)
-    for step in range(spec["steps"]):
-        for micro in range(spec["ds_config"]["gradient_accumulation_steps"]):
-            loss = engine(**batch).loss
-            phases.mark(f"fwd{step}.{micro}")
-            engine.backward(loss)
-            del loss
-            phases.mark(f"bwd{step}.{micro}")
-            engine.step()
-            phases.mark(f"step{step}.{micro}")
+    kernel = KERNELS.get(spec["model_options"].get("attn"))
+    with torch.nn.attention.sdpa_kernel(kernel) if kernel else contextlib.nullcontext():
+        for step in range(spec["steps"]):
+            for micro in range(spec["ds_config"]["gradient_accumulation_steps"]):
+                loss = engine(**batch).loss
+                phases.mark(f"fwd{step}.{micro}")
+                engine.backward(loss)
+                del loss
+                phases.mark(f"bwd{step}.{micro}")
+                engine.step()
+                phases.mark(f"step{step}.{micro}")
     return said
 
 
@@ -294,7 +302,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.one:
         spec = json.loads(options.specs)
-        wanted = spec.pop("events", False)
+        wanted = spec.get("events", False)
         events = options.out.with_name(f"{spec['name']}.json.gz") if wanted else None
         print(json.dumps({"row": run_spec(spec, events)}), flush=True)
         os._exit(0)
