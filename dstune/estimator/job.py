@@ -30,6 +30,8 @@ class Job(BaseModel):
     """Optimizer steps; the second is the first with optimizer states in place from its start."""
     history: tuple[int, ...] | None = None
     """Micro-batches that one engine tries in turn, two steps each, instead of the plan's."""
+    has_dispatch_cache: bool = True
+    """Whether results of operations seen before are made without torch's fake dispatch; the tape is the same."""
     routing: Routing = Routing.BALANCED
     """Where tokens go in a mixture of experts."""
 

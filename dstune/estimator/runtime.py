@@ -19,6 +19,7 @@ from dstune.estimator import patches
 from dstune.estimator.accelerator import VirtualAccelerator
 from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.device import DEVICE_TYPE
+from dstune.estimator.dispatchcache import DispatchCache
 from dstune.estimator.expandable import make_allocator
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.job import Answer, Job
@@ -55,11 +56,12 @@ def run(
     start = time.perf_counter()
     traits = GpuTraits(*job.compute_capability, job.num_multiprocessors, job.plan.attention.value)
     values = Values(job.routing)
-    tracer = Tracer(traits, values, report_fault)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    tracer = Tracer(traits, values, report_fault, DispatchCache(mode) if job.has_dispatch_cache else None)
     accelerator.bind(tracer, traits, job.capacity_bytes, job.plan.ranks_per_node)
     patches.apply_all(traits)
     _join_group(job.plan)
-    with FakeTensorMode(allow_non_fake_inputs=True), tracer:
+    with torch.compiler.set_stance("force_eager"), mode, tracer:
         built = build(job.model, job.plan, _construction(job.plan))
         _refuse_compiled(built.module, ds_config_for(job.plan))
         if job.plan.activation_checkpointing is Checkpointing.DEEPSPEED:

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     UnsupportedOperatorException,
     unset_fake_temporarily,
 )
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dstune.errors import UnsupportedOperationError
 from dstune.estimator.allocator import round_size
 from dstune.estimator.device import DEVICE_TYPE, Stream
+from dstune.estimator.dispatchcache import DispatchCache
 from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.modules import ModuleStack
 from dstune.estimator.scratch import CONTIGUOUS_FIRST, SCRATCH, cublaslt_takes
@@ -33,6 +35,8 @@ from dstune.estimator.tape import HOST_LOCKED, HOST_PAGEABLE, HOST_PINNED, Tape
 from dstune.estimator.values import Values, set_value, value_of
 
 aten = torch.ops.aten
+_DEVICE_OF = torch.ops.prim.device.default
+_META = torch.device("meta")
 
 MATRIX_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 """Operations that take a cuBLAS handle, and with it a workspace."""
@@ -52,6 +56,7 @@ class Tracer(TorchDispatchMode):
         traits: The GPU that is pretended.
         values: Carries small tensors' content.
         report_fault: Called with a fault inside a backward; it may not return.
+        cache: Results of operations seen before, or None to ask torch every time.
 
     Attributes:
         tape: What was recorded.
@@ -60,8 +65,15 @@ class Tracer(TorchDispatchMode):
         allocated_bytes: On the virtual GPU, now.
     """
 
-    def __init__(self, traits: GpuTraits, values: Values, report_fault: Callable[[BaseException], object]) -> None:
+    def __init__(
+        self,
+        traits: GpuTraits,
+        values: Values,
+        report_fault: Callable[[BaseException], object],
+        cache: DispatchCache | None = None,
+    ) -> None:
         super().__init__()
+        self._cache = cache
         self._report_fault = report_fault
         self.tape = Tape()
         self.modules = ModuleStack()
@@ -75,6 +87,11 @@ class Tracer(TorchDispatchMode):
         self._pinned: set[int] = set()
         self._host_kind = HOST_PAGEABLE
         self._workspaces: set[object] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around each operation: nothing is compiled here."""
+        return False
 
     # -- storages ------------------------------------------------------------------------------------------------
     def born(self, tensor: torch.Tensor, label: int, *, is_on_host: bool = False) -> None:
@@ -139,6 +156,10 @@ class Tracer(TorchDispatchMode):
         self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation on fake tensors and record what it allocates."""
+        if func is _DEVICE_OF:  # C++ asks a tensor for its device, more often than anything else
+            tensor = args[0]
+            if type(tensor) is FakeTensor:
+                return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
         try:
             return self._dispatch(func, args, kwargs or {})
         except BaseException as error:
@@ -190,6 +211,15 @@ class Tracer(TorchDispatchMode):
                 self._record(item, label)
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._cache is None:
+            return self._run_slowly(func, args, kwargs)
+        out, is_made = self._cache.run(func, args, kwargs, self._run_slowly)
+        if is_made:
+            self._values.carry(func, args, kwargs, out)
+        return out
+
+    def _run_slowly(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let torch's fake dispatch find the result."""
         try:
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):

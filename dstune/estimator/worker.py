@@ -10,6 +10,7 @@ threads to lose.
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import selectors
@@ -19,6 +20,12 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+LATE_IMPORTS = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._inductor.compile_fx",
+    "transformers.masking_utils",
+)
+"""What DeepSpeed and torch import when they are used: better here, once, than in each fork."""
 POLL_S = 0.05
 """How often ended forks are looked for."""
 PR_SET_PDEATHSIG = 1
@@ -50,8 +57,11 @@ def _import_everything() -> Any:
 
     accelerator = VirtualAccelerator()
     ds_accelerator.set_accelerator(accelerator)
-    from dstune.estimator import runtime  # noqa: F401, PLC0415 - imports deepspeed itself
+    from dstune.estimator import patches, runtime  # noqa: F401, PLC0415 - imports deepspeed itself
 
+    for name in (*LATE_IMPORTS, *(patch.target.partition(":")[0] for patch in patches.PATCHES)):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     return accelerator
 
 
