@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dstune import __version__
+from dstune.cli.cache import cache
 from dstune.cli.catalogues import gpus, models
 from dstune.cli.estimate import estimate
 from dstune.errors import DstuneError, ExitCode, InternalError, UsageError
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(estimate)
 app.command()(models)
 app.command()(gpus)
+app.command()(cache)
 
 
 def _version(wanted: bool) -> None:

@@ -1,15 +1,13 @@
 """`dstune estimate`."""
 
 import sys
-from collections.abc import Iterator
-
-from rich.console import Console
+from collections.abc import Callable, Iterator
 
 from dstune.cli import options
 from dstune.cli.request import Words, read_cluster, read_plans
 from dstune.cluster import Cluster
 from dstune.errors import BY_CODE, DstuneError, ExitCode, InternalError
-from dstune.estimator import estimate_plans
+from dstune.estimator import ResultCache, estimate_plans
 from dstune.estimator.result import Estimate, Refusal
 from dstune.model.source import resolve
 from dstune.plan import TrainingPlan
@@ -45,6 +43,7 @@ def estimate(
     plan: options.PlanFile = None,
     trust_remote_code: options.TrustRemoteCode = False,
     jobs: options.Jobs = None,
+    cache: options.Cache = True,
     exit_zero: options.ExitZero = False,
     json: options.Json = False,
 ) -> ExitCode:
@@ -65,9 +64,18 @@ def estimate(
     )  # fmt: skip
     plans, from_file = read_plans(words, spec, cluster)
     chosen = options.one_of(routing, "--routing", Routing, tuple(Routing))
-    found = estimate_plans(plans, spec, cluster, num_parallel=jobs, routing=chosen, find_largest=words.wants_largest)
-    _say_loading(text.console(stderr=True), len(plans))
-    results = _ordered(found)
+    kept = ResultCache() if cache else None
+    found = estimate_plans(
+        plans,
+        spec,
+        cluster,
+        num_parallel=jobs,
+        routing=chosen,
+        find_largest=words.wants_largest,
+        cache=kept,
+        on_load=lambda: _say_loading(len(plans)),
+    )
+    results = _and_then(_ordered(found), lambda: _say_unkept(kept))
     if json:
         done = list(results)
         _raise_if_hopeless(done)
@@ -136,8 +144,23 @@ def _notes(results: list[Result]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for one in results if isinstance(one, Estimate) for note in one.notes))
 
 
-def _say_loading(err: Console, num_plans: int) -> None:
-    err.print(f"loading torch, deepspeed and transformers for {num_plans} plan{'s' if num_plans > 1 else ''} ...")
+def _and_then(results: Iterator[Result], finish: Callable[[], None]) -> Iterator[Result]:
+    yield from results
+    finish()
+
+
+def _say_loading(num_plans: int) -> None:
+    text.console(stderr=True).print(
+        f"loading torch, deepspeed and transformers for {num_plans} plan{'s' if num_plans > 1 else ''} ..."
+    )
+
+
+def _say_unkept(kept: ResultCache | None) -> None:
+    if kept is not None and kept.fault is not None:
+        text.console(stderr=True).print(
+            f"warning: estimates cannot be kept for next time (DSTUNE_CACHE_DIR, --no-cache): {kept.fault}",
+            soft_wrap=True,
+        )
 
 
 def _raise_if_hopeless(results: list[Result]) -> None:

@@ -148,6 +148,10 @@ ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit 0 even if noth
 Jobs = Annotated[
     int | None, typer.Option("--jobs", help="Plans run at once. Default: one a core.", rich_help_panel=OUTPUT)
 ]
+Cache = Annotated[
+    bool,
+    typer.Option("--cache/--no-cache", help="Answer from earlier estimates, and keep these.", rich_help_panel=OUTPUT),
+]
 
 
 def listed(text: str, flag: str, read: Callable[[str], T], allowed: tuple[str, ...]) -> list[T]:

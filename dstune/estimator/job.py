@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from dstune.cluster import Cluster
+from dstune.estimator.result import GpuEstimate, HostEstimate
 from dstune.model import ModelSpec
 from dstune.plan import TrainingPlan
 from dstune.vocab import Routing
@@ -24,14 +26,16 @@ class Job(BaseModel):
     """Of the GPU that is pretended."""
     capacity_bytes: int
     """Its memory, for code that asks; the tape does not depend on it."""
-    tape_path: str
-    """Where the tape goes."""
+    tape_path: str | None = None
+    """Where the tape goes, if it is wanted."""
+    cluster: Cluster | None = None
+    """What the tape is to be assessed against, if it is."""
     num_steps: int = 2
     """Optimizer steps; the second is the first with optimizer states in place from its start."""
     history: tuple[int, ...] | None = None
     """Micro-batches that one engine tries in turn, two steps each, instead of the plan's."""
-    has_dispatch_cache: bool = True
-    """Whether results of operations seen before are made without torch's fake dispatch; the tape is the same."""
+    has_shortcuts: bool = True
+    """Whether operations seen before and loops over all ranks are shortened; the tape is the same."""
     routing: Routing = Routing.BALANCED
     """Where tokens go in a mixture of experts."""
 
@@ -69,5 +73,13 @@ class Answer(BaseModel):
     """Written to NVMe and kept there."""
     seconds: float = 0.0
     """Wall time of the run, imports excluded."""
+    cpu_s: float = 0.0
+    """Processor time of the fork."""
+    peak_rss_bytes: int = 0
+    """Most memory the fork itself held."""
+    gpu: GpuEstimate | None = None
+    """Set if the job names a cluster."""
+    host: HostEstimate | None = None
+    """The same."""
     notes: tuple[str, ...] = ()
     """What the reader should know about the number."""

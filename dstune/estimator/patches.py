@@ -3,6 +3,7 @@
 Applied only in the estimator's child process, which then runs one plan and ends.
 """
 
+import builtins
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,8 +46,9 @@ class Patch:
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent)
-        if hasattr(owner, name):
-            setattr(owner, name, self.make(getattr(owner, name), traits))
+        original = getattr(owner, name, getattr(builtins, name, None))
+        if original is not None:
+            setattr(owner, name, self.make(original, traits))
 
 
 def _make_subclass(original: Any, _traits: GpuTraits) -> Any:
@@ -148,6 +150,13 @@ def _autocast_init(original: Any, _traits: GpuTraits) -> Callable[..., None]:
     return init
 
 
+def _of_stand_in(original: Any, _traits: GpuTraits) -> Callable[..., Any]:
+    def ask(device_type: str = DEVICE_TYPE) -> Any:
+        return original(autocast.STANDS_IN if device_type in {DEVICE_TYPE, "cuda"} else device_type)
+
+    return ask
+
+
 def _forgetting(original: Any, _traits: GpuTraits) -> Callable[[], None]:
     def clear() -> None:
         original()
@@ -240,6 +249,12 @@ PATCHES: tuple[Patch, ...] = (
         "torch has lists of operations to cast for CUDA, none for PrivateUse1",
         "autocast's lists can be given to PrivateUse1 from Python",
         _autocast_init,
+    ),
+    Patch(
+        "torch:is_autocast_enabled",
+        "code that leaves autocast for a moment asks whether it is on, such as rotary embeddings",
+        "autocast's lists can be given to PrivateUse1 from Python",
+        _of_stand_in,
     ),
     Patch(
         "torch:clear_autocast_cache",

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -28,7 +28,7 @@ LOG_TAIL_LINES = 15
 
 T = TypeVar("T")
 Outcome = tuple[Answer, Tape | None]
-"""What a job says, and its tape unless it failed."""
+"""What a job says, and its tape if it was wanted."""
 Task = Generator[Job, Outcome, T]
 """Work that takes one job or several, one after the other."""
 
@@ -43,9 +43,11 @@ class Pool:
 
     Args:
         num_parallel: Forks that may run at once.
+        on_load: Called before the worker is started, which happens when the first job is handed out.
     """
 
-    def __init__(self, num_parallel: int | None = None) -> None:
+    def __init__(self, num_parallel: int | None = None, on_load: Callable[[], None] = lambda: None) -> None:
+        self._on_load = on_load
         self._num_parallel = num_parallel or len(os.sched_getaffinity(0))
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,8 +58,18 @@ class Pool:
     def __enter__(self) -> Self:
         try:
             self._temporary = tempfile.TemporaryDirectory(prefix="dstune-")
-            self.workdir = Path(self._temporary.name)
-            self._log = self.workdir / "worker.log"
+        except OSError as error:
+            raise _cannot_start(error) from error
+        self.workdir = Path(self._temporary.name)
+        self._log = self.workdir / "worker.log"
+        return self
+
+    def load(self) -> None:
+        """Start the worker, unless it runs; it imports while others wait."""
+        if self._process is not None:
+            return
+        self._on_load()
+        try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "dstune.estimator.worker"],
@@ -68,10 +80,14 @@ class Pool:
                     env=_environment(),
                 )
         except OSError as error:
-            self.__exit__(None, None, None)
-            msg = "the estimator's worker cannot be started"
-            raise MachineError(msg, hint="free disk space or memory", because=(str(error),)) from error
-        return self
+            raise _cannot_start(error) from error
+
+    def wait_until_loaded(self) -> None:
+        """Start the worker and return when its imports are done."""
+        self.load()
+        while not self._ready:
+            for _ in self._messages():
+                pass
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
@@ -108,9 +124,13 @@ class Pool:
         while waiting or running:
             while waiting and len(running) < self._num_parallel:
                 position, task = waiting.pop(0)
-                first = next(task)
-                running[self._start(first)] = (position, task, first)
-            for message in self._messages():
+                try:
+                    first = next(task)
+                except StopIteration as end:  # it needed no job
+                    yield position, end.value
+                else:
+                    running[self._start(first)] = (position, task, first)
+            for message in self._messages() if running else ():
                 if "number" not in message:
                     continue
                 position, task, job = running.pop(message["number"])
@@ -124,6 +144,7 @@ class Pool:
 
     def _start(self, job: Job) -> int:
         """Hand a job out; the number returned names it."""
+        self.load()
         self._num_started += 1
         self._send(self._num_started, job)
         return self._num_started
@@ -163,6 +184,8 @@ class Pool:
         answer = Answer.model_validate_json(path.read_bytes())
         if answer.failure is not None:
             return answer, None
+        if job.tape_path is None:
+            return answer, None
         tape_path = Path(job.tape_path)
         tape = Tape.load(tape_path)
         tape_path.unlink()
@@ -185,6 +208,11 @@ class Pool:
                 because=(missing,),
             )
         return InternalError("the estimator's worker ended unexpectedly", because=tail)
+
+
+def _cannot_start(error: OSError) -> MachineError:
+    message = "the estimator's worker cannot be started"
+    return MachineError(message, hint="free disk space or memory", because=(str(error),))
 
 
 def _environment() -> dict[str, str]:

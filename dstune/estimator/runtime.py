@@ -25,6 +25,7 @@ from dstune.estimator.gpu import GpuTraits
 from dstune.estimator.job import Answer, Job
 from dstune.estimator.nvme import AioHandle
 from dstune.estimator.replay import Replay
+from dstune.estimator.shortcuts import apply_shortcuts
 from dstune.estimator.tape import Tape
 from dstune.estimator.tracer import Tracer
 from dstune.estimator.values import Values
@@ -57,9 +58,11 @@ def run(
     traits = GpuTraits(*job.compute_capability, job.num_multiprocessors, job.plan.attention.value)
     values = Values(job.routing)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    tracer = Tracer(traits, values, report_fault, DispatchCache(mode) if job.has_dispatch_cache else None)
+    tracer = Tracer(traits, values, report_fault, DispatchCache(mode) if job.has_shortcuts else None)
     accelerator.bind(tracer, traits, job.capacity_bytes, job.plan.ranks_per_node)
     patches.apply_all(traits)
+    if job.has_shortcuts:
+        apply_shortcuts(traits)
     _join_group(job.plan)
     with torch.compiler.set_stance("force_eager"), mode, tracer:
         built = build(job.model, job.plan, _construction(job.plan))

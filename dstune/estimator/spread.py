@@ -107,13 +107,7 @@ def play(
     return state
 
 
-def min_capacity_bytes(
-    tape: Tape,
-    free_run: Replay,
-    conf: AllocConf,
-    perturbation: Perturbation = AS_RECORDED,
-    near_bytes: int | None = None,
-) -> int:
+def min_capacity_bytes(tape: Tape, free_run: Replay, conf: AllocConf) -> int:
     """The smallest capacity on which the tape still runs, cached segments being given back and asked for again.
 
     Args:
@@ -121,31 +115,35 @@ def min_capacity_bytes(
         free_run: Its replay without a capacity, which bounds the search: less than what was allocated can never
             do, and what was reserved always does.
         conf: `PYTORCH_ALLOC_CONF`.
-        perturbation: A change.
-        near_bytes: Where the answer is likely to lie: the search starts there.
     """
+    return CAPACITY_GRAIN_BYTES * _smallest(_runs(tape, conf, AS_RECORDED), *_bounds(free_run))
 
-    def runs(grains: int) -> bool:
-        return play(tape, conf, grains * CAPACITY_GRAIN_BYTES, perturbation).shortage is None
 
-    low, high = free_run.peak_allocated // CAPACITY_GRAIN_BYTES, -(-free_run.peak_reserved // CAPACITY_GRAIN_BYTES)
-    step, probe = 1, None if near_bytes is None else min(max(near_bytes // CAPACITY_GRAIN_BYTES, low), high)
+def _runs(tape: Tape, conf: AllocConf, perturbation: Perturbation) -> Callable[[int], bool]:
+    """Whether the tape runs on a capacity in grains."""
+    return lambda grains: play(tape, conf, grains * CAPACITY_GRAIN_BYTES, perturbation).shortage is None
+
+
+def _bounds(free_run: Replay) -> tuple[int, int]:
+    """In grains."""
+    return free_run.peak_allocated // CAPACITY_GRAIN_BYTES, -(-free_run.peak_reserved // CAPACITY_GRAIN_BYTES)
+
+
+def _smallest(runs: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number that runs; all below `low` are known not to, and `high` is known to."""
     while low < high:
-        middle = (low + high) // 2 if probe is None else probe
+        middle = (low + high) // 2
         if runs(middle):
             high = middle
-            probe = None if probe is None else middle - step
         else:
             low = middle + 1
-            probe = None if probe is None else middle + step
-        step *= 2
-        if probe is not None and not low <= probe < high:
-            probe = None
-    return high * CAPACITY_GRAIN_BYTES
+    return high
 
 
 def spread(tape: Tape, conf: AllocConf, free_run: Replay, needed_bytes: int) -> Spread:
     """The ranges of a tape.
+
+    A perturbation's own smallest capacity is looked for only where it lies outside the range so far.
 
     Args:
         tape: The tape.
@@ -153,13 +151,19 @@ def spread(tape: Tape, conf: AllocConf, free_run: Replay, needed_bytes: int) -> 
         free_run: Its replay without a capacity.
         needed_bytes: Its smallest capacity.
     """
-    reserved, capacity = [free_run.peak_reserved], [needed_bytes]
+    reserved = [free_run.peak_reserved]
+    low = high = needed_bytes // CAPACITY_GRAIN_BYTES
     for perturbation in PERTURBATIONS:
         changed = late(tape) if perturbation.late_frees else tape
         played = play(changed, conf, None, perturbation)
         reserved.append(played.peak_reserved)
-        capacity.append(min_capacity_bytes(changed, played, conf, perturbation, needed_bytes))
-    return Spread(min(reserved), max(reserved), min(capacity), max(capacity))
+        runs = _runs(changed, conf, perturbation)
+        least, most = _bounds(played)
+        if high < most and not runs(high):
+            high = _smallest(runs, max(high + 1, least), most)
+        elif low > least and runs(low - 1):
+            low = _smallest(runs, least, low - 1)
+    return Spread(min(reserved), max(reserved), low * CAPACITY_GRAIN_BYTES, high * CAPACITY_GRAIN_BYTES)
 
 
 def verdict_of(found: Spread, room_bytes: int) -> Verdict:

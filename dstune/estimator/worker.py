@@ -10,15 +10,19 @@ threads to lose.
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any, TextIO
+
+from dstune.units import KIB
 
 LATE_IMPORTS = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -89,6 +93,7 @@ def _fork(request: dict[str, Any], accelerator: Any) -> int:
 
     job = Job.model_validate(request["job"])
     preload(job.model)
+    gc.freeze()  # a fork's collections need not look through what the imports made
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -128,17 +133,31 @@ def _answer(job: Any, path: Path, accelerator: Any) -> None:
 
     try:
         answer, tape = runtime.run(job, accelerator, report)
-        tape.save(Path(job.tape_path))
+        if job.tape_path is not None:
+            tape.save(Path(job.tape_path))
+        answer = answer.model_copy(update=_closing(job, answer, tape))
     except BaseException as error:  # noqa: BLE001 - the border of the process
         traceback.print_exc()
         answer = Answer(failure=failure_from(error))
     _write(path, answer)
 
 
+def _closing(job: Any, answer: Any, tape: Any) -> dict[str, Any]:
+    """What an answer is completed with when the run has ended."""
+    from dstune.estimator.assessment import assess_gpu, assess_host  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    if job.cluster is not None:
+        found["gpu"] = assess_gpu(job.plan, job.cluster, tape)
+        found["host"] = assess_host(job.cluster, tape, answer.disk_bytes)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {**found, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_rss_bytes": usage.ru_maxrss * KIB}
+
+
 def _write(path: Path, answer: Any) -> None:
     """Whole or not at all."""
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(answer.model_dump_json())
+    unfinished.write_text(answer.model_dump_json(round_trip=True))
     unfinished.rename(path)
 
 

@@ -25,6 +25,9 @@ FILES = {
     "capped.jsonl": "runs under a cap",
     "edges.jsonl": "runs capped at the predicted smallest capacity, and 2 MiB below it",
 }
+DISTURBED = {"ops-autocast-z2": "set-autocast-z2", "ops-debertav2-z2": "fam-debertav2-z2"}
+"""Runs whose peak is another because operations were being named, and the same run without names. They are listed, and
+left out of the summary."""
 MB = 1_000_000
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
@@ -33,6 +36,9 @@ LIMITATIONS = """## Known limitations
 - Where segments lie in the driver's address space breaks ties between equal free blocks. That choice is only
   approximated: given the recorded addresses, the allocator's model meets every event of every recorded list; with its
   own it is now and then off by a segment. Where a reserved error below was followed up, this was the cause.
+- `ops-autocast-z2` and `ops-debertav2-z2` were recorded while operations were being named, which keeps some sums of
+  gradients out of place: the peak is then not that of the same run without names (`set-autocast-z2`,
+  `fam-debertav2-z2`), which is the one predicted. The summary leaves the two out.
 - All recordings are from one GPU model. Flash and memory-efficient attention, which other GPUs choose, were recorded
   there by asking for them; other GPUs' cuBLAS workspaces follow torch's source and are not compared with a recording.
 - cuDNN's convolution workspaces are known for large patches and for channels-last copies only.
@@ -72,6 +78,9 @@ def _versions(rows: dict[str, Row]) -> str:
 def _block(reports: dict[str, dict[str, Any]], rows: dict[str, Row]) -> str:
     """The README's lines."""
     peaks = [row for report in reports.values() for row in report["rows"]]
+    for name, twin in DISTURBED.items():
+        assert rows[name]["peak_allocated"] != rows[twin]["peak_allocated"], f"{name} is not disturbed"
+    peaks = [row for row in peaks if row["name"] not in DISTURBED]
     good = [row for row in peaks if not row.get("failed")]
     exact = sum(row["allocated_error"] == 0 == row["reserved_error"] for row in good)
     capped = [row for report in reports.values() for row in report["capped"]]

@@ -33,6 +33,8 @@ FLAGS = [
     "--plan",
     "--trust-remote-code",
     "--jobs",
+    "--cache",
+    "--no-cache",
     "--exit-zero",
     "--freeze",
     "--json",

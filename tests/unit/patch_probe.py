@@ -31,7 +31,8 @@ LLAMA = ModelSpec(
     class_name="LlamaForCausalLM",
 )  # fmt: skip
 INDEXING = ModelSpec(name="indexing", function="tests.examples.own_model:make_indexing")
-MODELS = {"tensor_parallel_states": LLAMA, "_validate_vocab": LLAMA, "Tensor.__": INDEXING}
+MODELS = {"tensor_parallel_states": LLAMA, "_validate_vocab": LLAMA, "Tensor.__": INDEXING,
+          "is_autocast": LLAMA}  # fmt: skip
 """Part of a target -> the model that it matters for, if not the smallest."""
 PARTITIONED: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,

@@ -2,7 +2,18 @@
 
 from dstune.estimator.allocconf import AllocConf
 from dstune.estimator.replay import replay
-from dstune.estimator.spread import LATE_EVERY, Spread, late, min_capacity_bytes, spread, verdict_of
+from dstune.estimator.spread import (
+    AS_RECORDED,
+    CAPACITY_GRAIN_BYTES,
+    LATE_EVERY,
+    PERTURBATIONS,
+    Spread,
+    late,
+    min_capacity_bytes,
+    play,
+    spread,
+    verdict_of,
+)
 from dstune.estimator.tape import Kind, Tape
 from dstune.units import MIB
 from dstune.vocab import Verdict
@@ -38,12 +49,19 @@ def test_the_range_holds_the_estimate_itself() -> None:
     assert found.high_reserved > found.low_reserved, "an extra large block takes room"
 
 
-def test_searching_from_nearby_finds_the_same_capacity() -> None:
+def test_the_range_is_that_of_trying_every_capacity() -> None:
     tape = fragmenting_tape()
     played = replay(tape)
-    needed = min_capacity_bytes(tape, played, CONF)
-    for near in (0, needed - 6 * MIB, needed, needed + 2 * MIB, 10 * needed):
-        assert min_capacity_bytes(tape, played, CONF, near_bytes=near) == needed
+    found = spread(tape, CONF, played, min_capacity_bytes(tape, played, CONF))
+    smallest = []
+    for perturbation in (AS_RECORDED, *PERTURBATIONS):
+        changed = late(tape) if perturbation.late_frees else tape
+        capacity = played.peak_allocated // (4 * CAPACITY_GRAIN_BYTES) * CAPACITY_GRAIN_BYTES + 4 * MIB
+        while play(changed, CONF, capacity, perturbation).shortage is not None:
+            capacity += CAPACITY_GRAIN_BYTES
+        smallest.append(capacity)
+    assert (found.low_capacity, found.high_capacity) == (min(smallest), max(smallest))
+    assert min(smallest) < max(smallest), "otherwise nothing is shown"
 
 
 def test_late_frees_change_the_order_and_nothing_else() -> None:

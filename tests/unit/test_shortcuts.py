@@ -29,7 +29,7 @@ def tapes() -> dict[str, list[list[tuple[Any, ...]]]]:
     found: dict[str, list[list[tuple[Any, ...]]]] = {row["name"]: [] for row in rows}
     with Pool() as pool:
         jobs = [
-            job_for(row, pool.tape_path()).model_copy(update={"has_dispatch_cache": fast})
+            job_for(row, pool.tape_path()).model_copy(update={"has_shortcuts": fast})
             for row in rows
             for fast in (True, False)
         ]
