@@ -5,6 +5,7 @@ Applied only in the estimator's child process, which then runs one plan and ends
 
 import builtins
 import importlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -150,6 +151,18 @@ def _autocast_init(original: Any, _traits: GpuTraits) -> Callable[..., None]:
     return init
 
 
+def _numbered(_original: Any, _traits: GpuTraits) -> Callable[[Any], int]:
+    numbers = itertools.count()
+
+    def number(self: Any) -> int:
+        held: int | None = self.__dict__.get("_dstune_number")
+        if held is None:
+            held = self._dstune_number = next(numbers)
+        return held
+
+    return number
+
+
 def _of_stand_in(original: Any, _traits: GpuTraits) -> Callable[..., Any]:
     def ask(device_type: str = DEVICE_TYPE) -> Any:
         return original(autocast.STANDS_IN if device_type in {DEVICE_TYPE, "cuda"} else device_type)
@@ -249,6 +262,12 @@ PATCHES: tuple[Patch, ...] = (
         "torch has lists of operations to cast for CUDA, none for PrivateUse1",
         "autocast's lists can be given to PrivateUse1 from Python",
         _autocast_init,
+    ),
+    Patch(
+        "torch:Tensor.__hash__",
+        "a tensor's hash is its address, so sets of parameters, which DeepSpeed walks, change order from run to run",
+        "a tensor's hash does not depend on where it lies",
+        _numbered,
     ),
     Patch(
         "torch:is_autocast_enabled",

@@ -30,16 +30,10 @@ from dstune.estimator.tape import Tape
 from dstune.estimator.tracer import Tracer
 from dstune.estimator.values import Values
 from dstune.model.build import BuiltModel, build
+from dstune.model.engine import forward, loss_of, make_engine
 from dstune.plan import TrainingPlan
 from dstune.vocab import Checkpointing
 
-CLIENT_OPTIMIZERS = {
-    "adam": lambda params: torch.optim.Adam(params, lr=1e-4),
-    "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-4),
-    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-4),
-    "sgd": lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
-}
-"""Optimizers that a plan may hand to `deepspeed.initialize`."""
 ROUTED = "mixture of experts: routing is taken as `{}` (--routing); a trained router lies between balanced and worst"
 """Said of every estimate in which a router was met."""
 
@@ -71,7 +65,7 @@ def run(
             _checkpoint_by_deepspeed(built.module, ds_config_for(job.plan))
         tracer.modules.watch(built.module)
         tracer.tape.mark("built")
-        engine = _initialize(built, job.plan)
+        engine = make_engine(built, job.plan.client_optimizer, ds_config_for(job.plan))
         gc.collect()
         tracer.tape.mark("initialized")
         steps = Steps(engine, built, job.plan, tracer)
@@ -125,7 +119,7 @@ class Steps:
     def _micro_step(self, batch: Any) -> Iterator[str]:
         tracer, engine = self._tracer, self._engine
         tracer.phase = "forward"
-        loss = _loss_of(_call(engine, batch))
+        loss = loss_of(forward(engine, batch))
         yield "fwd"
         tracer.phase = "backward"
         tracer.modules.reset()
@@ -179,36 +173,6 @@ def _checkpoint_by_deepspeed(module: Any, ds_config: dict[str, Any]) -> None:
     deepspeed.init_distributed(dist_backend="fake", verbose=False)
     deepspeed.checkpointing.configure(None, deepspeed_config=ds_config)
     module._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=deepspeed.checkpointing.checkpoint)
-
-
-def _initialize(built: BuiltModel, plan: TrainingPlan) -> Any:
-    params = [param for param in built.module.parameters() if param.requires_grad]
-    extra = {}
-    if plan.client_optimizer is not None:
-        extra["optimizer"] = CLIENT_OPTIMIZERS[plan.client_optimizer](params)
-    engine, *_ = deepspeed.initialize(model=built.module, model_parameters=params, config=ds_config_for(plan), **extra)
-    return engine
-
-
-def _call(engine: Any, batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return engine(**batch)
-    return engine(*batch) if isinstance(batch, tuple) else engine(batch)
-
-
-def _loss_of(output: Any) -> torch.Tensor:
-    """The loss in whatever a forward returns: itself, `.loss`, `["loss"]`, or the first of a tuple."""
-    loss = getattr(output, "loss", None)
-    if loss is None and isinstance(output, dict):
-        loss = output.get("loss")
-    if loss is None and isinstance(output, tuple) and output:
-        loss = output[0]
-    if loss is None:
-        loss = output
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        msg = "the model's forward returns no loss"
-        raise ModelError(msg, hint="return a scalar tensor, an object with `.loss`, or a tuple that begins with it")
-    return loss
 
 
 def _numel(param: Any) -> int:

@@ -123,11 +123,17 @@ def outcome(accelerator: Any, target: str, dropped: str | None) -> str:
 def main() -> None:
     """Compare each patch's job with and without it."""
     accelerator = worker._import_everything()
+    import torch
+
     from dstune.estimator import patches
 
     expected = {}
     found = {}
     for patch in patches.PATCHES:
+        if patch.target == "torch:Tensor.__hash__":  # what it prevents shows only now and then
+            tensor = torch.empty(1)
+            found[patch.target] = "the hash is an address" if hash(tensor) == id(tensor) else "same"
+            continue
         key = job_for(patch.target, Path("shutil" if "shutil" in patch.target else "any")).model_dump_json()
         if key not in expected:
             expected[key] = outcome(accelerator, patch.target, None)

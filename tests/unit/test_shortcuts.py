@@ -13,6 +13,7 @@ DATA = Path(__file__).parents[1] / "data/measured"
 ROWS = {
     "operations.jsonl": "ops-gpt2-eager-z0 ops-gpt2-mask-z2 ops-mixtral-z2 ops-qwen3-z3-both ops-llama-lora-z2",
     "settings.jsonl": "set-autocast-z3 set-zenflow-z3 set-dsckpt-z3-cpu set-hpz-z3",
+    "families.jsonl": "new-mixtral-z3",
     "models.jsonl": "fam-debertav2-z2 fam-whisper-z3",
 }
 
