@@ -11,6 +11,7 @@ from dstune import __version__
 from dstune.cli.cache import cache
 from dstune.cli.catalogues import gpus, models
 from dstune.cli.estimate import estimate
+from dstune.cli.search import search
 from dstune.errors import DstuneError, ExitCode, InternalError, UsageError
 from dstune.report.machine import envelope, error_entry
 from dstune.report.text import console, error_lines
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DSTUNE"},
 )
 app.command(epilog=EPILOG)(estimate)
+app.command(epilog=EPILOG)(search)
 app.command()(models)
 app.command()(gpus)
 app.command()(cache)

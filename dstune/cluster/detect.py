@@ -22,10 +22,7 @@ def detect_gpu() -> tuple[Gpu, int]:
         MachineError: There is none.
     """
     try:
-        import pynvml  # noqa: PLC0415 - loads the driver's library
-
-        pynvml.nvmlInit()
-        handles = _visible(pynvml)
+        pynvml, handles = visible_handles()
     except Exception as error:
         raise _none(str(error)) from error
     if not handles:
@@ -33,6 +30,14 @@ def detect_gpu() -> tuple[Gpu, int]:
     name = pynvml.nvmlDeviceGetName(handles[0])
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handles[0])
     return _gpu(str(name), _usable_bytes(pynvml, handles[0]), (major, minor)), len(handles)
+
+
+def visible_handles() -> tuple[Any, list[object]]:
+    """NVML, and its handles of the devices that CUDA would see. Raises whatever NVML raises where there is none."""
+    import pynvml  # noqa: PLC0415 - loads the driver's library
+
+    pynvml.nvmlInit()
+    return pynvml, _visible(pynvml)
 
 
 def _usable_bytes(pynvml: Any, handle: object) -> int:

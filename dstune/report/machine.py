@@ -6,6 +6,7 @@ from typing import Any
 from dstune import __version__
 from dstune.errors import DstuneError, ExitCode
 from dstune.estimator.result import Estimate, Refusal
+from dstune.search.trial import Trial
 
 SCHEMA = 1
 """Keys are only ever added; a removal makes this 2."""
@@ -55,6 +56,13 @@ def estimate_entry(estimate: Estimate) -> dict[str, Any]:
     entry = estimate.model_dump(mode="json")
     entry["plan"] = _plan(estimate)
     return entry
+
+
+def trial_entry(trial: Trial) -> dict[str, Any]:
+    """One of `data.trials[]`."""
+    entry = trial.model_dump(mode="json")
+    entry["plan"] = trial.plan.model_dump(mode="json", exclude_none=True)
+    return {**entry, "samples_per_s": trial.samples_per_s, "tokens_per_s": trial.tokens_per_s}
 
 
 def _plan(owner: Estimate | Refusal) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Why a trial ended: a table of what libraries say when memory runs out or a configuration is refused."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dstune.search.trial import Ending, Outcome
+
+LOG_TAIL_LINES = 15
+"""Lines of a log that a failure shows."""
+SIGKILL = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that a log may say.
+
+    Attributes:
+        pattern: Found in a line.
+        outcome: What it means.
+        detail: In words.
+        source: Where the message is made.
+    """
+
+    pattern: re.Pattern[str]
+    outcome: Outcome
+    detail: str
+    source: str
+
+
+def _sign(pattern: str, outcome: Outcome, detail: str, source: str) -> Sign:
+    return Sign(re.compile(pattern), outcome, detail, source)
+
+
+SIGNS = (
+    _sign(r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", Outcome.OOM,
+          "cuDNN could not allocate GPU memory", "cudnn status codes, as torch's ATen/cudnn/Exceptions.h prints them"),
+    _sign(r"CUBLAS_STATUS_ALLOC_FAILED", Outcome.OOM,
+          "cuBLAS could not allocate GPU memory", "torch ATen/cuda/Exceptions.cpp, blas::_cublasGetErrorEnum"),
+    _sign(r"(ncclUnhandledCudaError|NCCL).*out of memory|Failed to CUDA (calloc|malloc)|Cuda failure.*out of memory",
+          Outcome.OOM, "NCCL could not allocate GPU memory", "NCCL src/include/alloc.h, CUDACHECK's warning"),
+    _sign(r"(cudaHostAlloc|cudaHostRegister|pin_memory|CachingHostAllocator).*out of memory|"
+          r"out of memory.*(cudaHostAlloc|pin_memory)", Outcome.OOM,
+          "page-locked host memory ran out", "torch ATen/cuda/CachingHostAllocator.cpp"),
+    _sign(r"CUDA out of memory\. Tried to allocate|OutOfMemoryError", Outcome.OOM,
+          "GPU memory ran out", "torch c10/cuda/CUDACachingAllocator.cpp"),
+    _sign(r"CUDA error: out of memory", Outcome.OOM,
+          "the driver had no memory left, on the GPU or page-locked on the host",
+          "CUDA runtime, cudaErrorMemoryAllocation"),
+    _sign(r"DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory|^MemoryError|std::bad_alloc", Outcome.OOM,
+          "host memory ran out", "torch c10/core/impl/alloc_cpu.cpp; errno ENOMEM"),
+    _sign(r"EADDRINUSE|[Aa]ddress already in use", Outcome.CRASH, "the port was taken", "errno EADDRINUSE"),
+    _sign(r"No space left on device", Outcome.CRASH, "the disk is full", "errno ENOSPC"),
+    _sign(r"DeepSpeedConfigError|pydantic_core.*ValidationError|ZeRO.*(not supported|is not compatible)",
+          Outcome.INVALID, "DeepSpeed refused the configuration", "deepspeed runtime/config.py"),
+)  # fmt: skip
+"""First match wins; a rank's last lines are searched first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is left of a trial.
+
+    Attributes:
+        statuses: Exit status of each process that was started; negative for a signal.
+        logs: Of each rank, its last lines.
+        refused: Ranks that say DeepSpeed refused the configuration.
+        timed_out: Whether the deadline passed.
+        kernel_killed: Whether the kernel counts a process killed for memory since the trial began.
+    """
+
+    statuses: Sequence[int]
+    logs: Mapping[int, Sequence[str]]
+    refused: frozenset[int] = frozenset()
+    timed_out: bool = False
+    kernel_killed: bool = False
+
+
+def diagnose(evidence: Evidence) -> Ending:
+    """Name the ending of a trial that left no measurement. The first rank whose log says why is the one shown."""
+    for rank, lines in sorted(evidence.logs.items()):
+        for line in reversed(lines):
+            for sign in SIGNS:
+                if sign.pattern.search(line):
+                    return Ending(outcome=sign.outcome, detail=sign.detail, rank=rank, log_lines=_around(lines, line))
+    if evidence.refused:
+        first = min(evidence.refused)
+        said = "DeepSpeed refused the configuration"
+        return Ending(outcome=Outcome.INVALID, detail=said, rank=first, log_lines=_lines_of(evidence, first))
+    if evidence.kernel_killed:
+        return Ending(outcome=Outcome.OOM, detail="host memory ran out: the kernel killed a process")
+    failed = [rank for rank, lines in sorted(evidence.logs.items()) if _has_traceback(lines)]
+    if evidence.timed_out:
+        shown = next(iter(failed or sorted(evidence.logs)), None)
+        said = "not done before its deadline"
+        return Ending(outcome=Outcome.HANG, detail=said, rank=shown, log_lines=_lines_of(evidence, shown))
+    shown = next(iter(failed), None)
+    lines = _lines_of(evidence, shown)
+    return Ending(outcome=Outcome.CRASH, detail=_last_words(evidence, lines), rank=shown, log_lines=lines)
+
+
+def _lines_of(evidence: Evidence, rank: int | None) -> tuple[str, ...]:
+    return () if rank is None else _tail(evidence.logs[rank])
+
+
+def _last_words(evidence: Evidence, lines: Sequence[str]) -> str:
+    if lines:
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
+    signal = next((-status for status in evidence.statuses if status < 0), None)
+    if signal == SIGKILL:
+        return "a process was killed (signal 9), by someone or for want of host memory"
+    return f"signal {signal}" if signal else f"exit status {next((s for s in evidence.statuses if s), 0)}"
+
+
+def _has_traceback(lines: Sequence[str]) -> bool:
+    return any("Traceback (most recent call last)" in line for line in lines)
+
+
+def _around(lines: Sequence[str], line: str) -> tuple[str, ...]:
+    end = list(lines).index(line) + 1
+    return _tail(lines[:end])
+
+
+def _tail(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line.rstrip() for line in lines if line.strip())[-LOG_TAIL_LINES:]

@@ -1,0 +1,93 @@
+"""The strategy against recorded grids: how near its pick is to the best of all, and with how many trials.
+
+Every micro-batch of every track of a grid was run on a real GPU. The strategy sees only what it asks for. Which
+settings run out of memory is known to it, as the estimator knows it; what is missing in a grid counts as too large.
+"""
+
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstune.plan import TrainingPlan
+from dstune.search.space import Track, track_of
+from dstune.search.strategy import Choice, Climb
+from dstune.vocab import Checkpointing, Offload, Verdict
+from tests.accuracy.record import load_rows
+
+DATA = Path(__file__).parents[1] / "data/measured"
+GLOBAL_BATCH = 48
+MAX_TRIALS = 12
+WORST_REGRET = 0.03
+
+
+class Grid:
+    """One model under one cap."""
+
+    def __init__(self, points: dict[tuple[int, Offload, bool], dict[int, list[tuple[float, float]]]]) -> None:
+        self.speeds: dict[Choice, float] = {}
+        self.tracks: list[Track] = []
+        for (stage, offload, checkpointing), sizes in sorted(points.items()):
+            plan = TrainingPlan(
+                zero_stage=stage,
+                offload=offload,
+                activation_checkpointing=Checkpointing.ON if checkpointing else Checkpointing.OFF,
+            )
+            track = track_of(plan, GLOBAL_BATCH, None)
+            known = [plan.micro_batch in sizes for plan in track.plans]
+            if not any(known):
+                continue
+            verdicts = tuple(Verdict.FITS if is_known else Verdict.OVER for is_known in known)
+            number = len(self.tracks)
+            self.tracks.append(replace(track, verdicts=verdicts))
+            for position, one in enumerate(track.plans):
+                if one.micro_batch in sizes:
+                    step_s = statistics.median(
+                        first * (one.gradient_accumulation_steps - 1) + last for first, last in sizes[one.micro_batch]
+                    )
+                    self.speeds[number, position] = GLOBAL_BATCH / step_s
+
+    def search(self) -> tuple[int, float]:
+        """Trials, and how much slower the pick is than the best of the grid."""
+        strategy = Climb(self.tracks)
+        num_trials = 0
+        while num_trials < MAX_TRIALS and (choice := strategy.ask()) is not None:
+            num_trials += 1
+            strategy.tell(choice, self.speeds[choice])
+        best = strategy.best()
+        assert best is not None
+        return num_trials, 1 - self.speeds[best] / max(self.speeds.values())
+
+
+def offload_of(zero: dict[str, Any]) -> Offload:
+    if "offload_param" in zero:
+        return Offload.OPTIMIZER_PARAM
+    return Offload.OPTIMIZER if "offload_optimizer" in zero else Offload.NONE
+
+
+def recorded_grids() -> dict[str, Grid]:
+    points: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in load_rows(DATA / "throughput.jsonl"):
+        zero = row["ds_config"]["zero_optimization"]
+        key = (zero["stage"], offload_of(zero), row["activation_checkpointing"])
+        for point in row["points"]:
+            if point["status"] == "ok":
+                name = f"{row['name'].split('-')[1]}-{point['cap_gib']}GiB"
+                first, *_, last = point["micro_step_s"]
+                points[name][key][point["micro_batch"]].append((first, last))
+    return {name: Grid(grid) for name, grid in points.items()}
+
+
+GRIDS = recorded_grids()
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_the_pick_is_near_the_best_of_the_grid(name: str) -> None:
+    grid = GRIDS[name]
+    num_trials, regret = grid.search()
+    print(f"{name}: {num_trials} trials of {len(grid.speeds)} settings, regret {regret:.1%}")
+    assert num_trials <= MAX_TRIALS
+    assert regret <= WORST_REGRET
