@@ -48,23 +48,30 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path.parent / LOCK).open("w")
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                self._open()
+            except BaseException:
                 self._lock.close()
-                raise UsageError(
-                    f"another search is running in `{self.path.parent}`", hint="wait for it, or pass another --output"
-                ) from None
-            if self._restart and self.path.exists():
-                self.path.replace(self.path.with_suffix(".old.jsonl"))
-            self._read()
-            self._file = self.path.open("ab")
-            if not self._file.tell():
-                self._append({"study": self._header})
+                raise
         except OSError as error:
             raise MachineError(
                 f"`{self.path.parent}` cannot be written to", hint="pass another --output", because=(str(error),)
             ) from error
         return self
+
+    def _open(self) -> None:
+        """Take the folder for this process, read what is there, and be ready to append."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another search is running in `{self.path.parent}`", hint="wait for it, or pass another --output"
+            ) from None
+        if self._restart and self.path.exists():
+            self.path.replace(self.path.with_suffix(".old.jsonl"))
+        self._read()
+        self._file = self.path.open("ab")
+        if not self._file.tell():
+            self._append({"study": self._header})
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None

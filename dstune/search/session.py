@@ -64,6 +64,8 @@ class Session:
         stage: Where.
         journal: Open.
         limits: When to stop.
+        capacity_bytes: Of a GPU; None if memory decides nothing.
+        strategy: What to try; `Climb` unless given.
         on_trial: Called with each trial as it ends, and the best so far.
         is_interrupted: Whether Ctrl-C ended it.
         stopped_by: What ended it, in words.
@@ -77,11 +79,12 @@ class Session:
     on_trial: Callable[[Trial, Trial | None], None] = lambda _trial, _best: None
     is_interrupted: bool = False
     stopped_by: str = ""
+    strategy: Strategy | None = None
     _strategy: Strategy = field(init=False)
     _choices: dict[str, Choice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._strategy = Climb(self.tracks, self.capacity_bytes)
+        self._strategy = self.strategy or Climb(self.tracks, self.capacity_bytes)
         self._choices = {
             plan.digest(): (number, position)
             for number, track in enumerate(self.tracks)

@@ -1,0 +1,81 @@
+"""Record a whole grid on a real GPU, as the journal of a search that tries everything.
+
+python -m tests.gpu.grid MODEL FOLDER --memory-cap 24GiB --global-batch 16 --seq-len 1024
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from dstune.cli.request import Words, read_cluster, read_plans
+from dstune.estimator.overhead import overhead
+from dstune.model.source import resolve
+from dstune.report.study import trial_line
+from dstune.search.fitting import fit_tracks
+from dstune.search.journal import Journal
+from dstune.search.launch import LAUNCHERS, Layout
+from dstune.search.session import Limits, Session, Stage
+from dstune.search.space import Track, track_of
+from dstune.search.strategy import Choice, Climb
+from dstune.search.trial import Accelerator, JobOrder
+from dstune.units import parse_bytes
+
+
+class Everything(Climb):
+    """All settings that are not known to be too large, the largest micro-batches last."""
+
+    def ask(self) -> Choice | None:
+        for number, track in enumerate(self.tracks):
+            for position in track.candidates():
+                if (number, position) not in self._seen and self._is_open((number, position)):
+                    return (number, position)
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--memory-cap", required=True)
+    parser.add_argument("--global-batch", type=int, required=True)
+    parser.add_argument("--seq-len", type=int, required=True)
+    parser.add_argument("--zero", default="1,2,3")
+    parser.add_argument("--offload", default="none,optimizer")
+    parser.add_argument("--checkpointing", default="off")
+    parser.add_argument("--budget-s", type=float, default=500)
+    options = parser.parse_args()
+    spec = resolve(options.model, trust_remote_code=False)
+    real = read_cluster(None, 1, 1, None)
+    cap = parse_bytes(options.memory_cap, "memory cap")
+    cluster = real.model_copy(update={"gpu": real.gpu.model_copy(update={"capacity_bytes": cap})})
+    words = Words(
+        options.zero, options.offload, "bf16", options.checkpointing, None, None, options.seq_len, "AdamW", "sdpa",
+        None, None, None, None, True, None,  # noqa: FBT003
+    )  # fmt: skip
+    plans, _ = read_plans(words, spec, cluster)
+    tracks: list[Track] = [track_of(plan, options.global_batch, None) for plan in plans]
+    tracks = fit_tracks(tracks, spec, cluster)
+    template = JobOrder(
+        plan=plans[0],
+        model=spec,
+        accelerator=Accelerator.CUDA,
+        num_processes=1,
+        memory_cap_bytes=cap - overhead(1).size_bytes,
+    )
+    with Journal(options.folder, {"grid": options.model, "memory_cap_bytes": cap}) as journal:
+        session = Session(
+            tracks,
+            Stage(LAUNCHERS["local"], Layout(), template, options.folder.absolute()),
+            journal,
+            Limits(options.budget_s, 1000, 120),
+            cap,
+            lambda trial, best: print(trial_line(trial, best), flush=True),
+            strategy=Everything(tracks, cap),
+        )
+        session.run()
+        print(session.stopped_by)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
