@@ -26,6 +26,7 @@ from dstune.search.journal import Journal
 from dstune.search.launch import LAUNCHERS, Layout, default_launcher
 from dstune.search.session import Limits, Session, Stage
 from dstune.search.space import Track, read_global_batch, track_of
+from dstune.search.strategy import Climb
 from dstune.search.trial import Accelerator, JobOrder, Trial
 from dstune.units import parse_bytes
 from dstune.vocab import Verdict
@@ -186,7 +187,7 @@ def _run(
             Stage(launcher, layout, template, folder.absolute()),
             journal,
             limits,
-            None if is_cpu else request.cluster.gpu.capacity_bytes,
+            Climb(request.tracks, None if is_cpu else request.cluster.gpu.capacity_bytes),
             _say_trial,
         )
         if journal.trials:

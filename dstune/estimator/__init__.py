@@ -60,15 +60,7 @@ def _runner(
     """What gives a plan's result: the cache, or else a job."""
 
     def run(plan: TrainingPlan) -> Task[Estimate | Refusal]:
-        job = Job(
-            plan=plan,
-            model=model,
-            compute_capability=cluster.gpu.compute_capability,
-            num_multiprocessors=cluster.gpu.num_multiprocessors,
-            capacity_bytes=cluster.gpu.capacity_bytes,
-            cluster=cluster,
-            routing=routing,
-        )
+        job = Job.on(cluster, plan, model, routing=routing)
         kept = None if cache is None else cache.find(job)
         if kept is not None:
             return kept
@@ -146,16 +138,8 @@ def _largest(
 
 
 def _result(plan: TrainingPlan, answer: Answer) -> Estimate | Refusal:
-    failure = answer.failure
-    if failure is not None:
-        return Refusal(
-            plan=plan,
-            code=failure.code,
-            message=failure.message,
-            hint=failure.hint,
-            because=failure.because,
-            traceback=failure.traceback,
-        )
+    if answer.failure is not None:
+        return Refusal(plan=plan, **answer.failure.model_dump())
     assert answer.gpu is not None
     assert answer.host is not None
     return Estimate(

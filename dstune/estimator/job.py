@@ -1,5 +1,7 @@
 """What crosses the border between the front process and a worker: a job in, an answer out. No torch."""
 
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 
 from dstune.cluster import Cluster
@@ -38,6 +40,20 @@ class Job(BaseModel):
     """Whether operations seen before and loops over all ranks are shortened; the tape is the same."""
     routing: Routing = Routing.BALANCED
     """Where tokens go in a mixture of experts."""
+
+    @classmethod
+    def on(cls, cluster: Cluster, plan: TrainingPlan, model: ModelSpec, **rest: Any) -> Self:
+        """A plan to run on a cluster's GPU and to assess against the cluster."""
+        gpu = cluster.gpu
+        return cls(
+            plan=plan,
+            model=model,
+            cluster=cluster,
+            compute_capability=gpu.compute_capability,
+            num_multiprocessors=gpu.num_multiprocessors,
+            capacity_bytes=gpu.capacity_bytes,
+            **rest,
+        )
 
 
 class Failure(BaseModel):

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,8 @@ from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dstune import __version__
+from dstune.atomicfile import write_whole
+from dstune.errors import MachineError
 from dstune.estimator.job import Job
 from dstune.estimator.result import Estimate, Refusal
 
@@ -77,14 +78,9 @@ class ResultCache:
             return
         entry = Entry(checksum=_checksum(result), result=result)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8"
-            ) as unfinished:
-                unfinished.write(entry.model_dump_json(round_trip=True))
-            Path(unfinished.name).replace(path)
-        except OSError as error:
-            self.fault = str(error)
+            write_whole(path, entry.model_dump_json(round_trip=True))
+        except MachineError as error:
+            self.fault = error.because[0]
 
     def entries(self) -> Iterator[Path]:
         """Every entry's file, whatever version wrote it."""
@@ -93,7 +89,7 @@ class ResultCache:
     def clear(self) -> int:
         """Delete all entries and what interrupted writers left; the number of entries deleted."""
         num_deleted = 0
-        for path in [*self.entries(), *self.folder.glob("*/.*.part")]:
+        for path in [*self.entries(), *self.folder.glob("*/.*")]:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
                 num_deleted += path.suffix == ".json"

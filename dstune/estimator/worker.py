@@ -9,7 +9,6 @@ threads to lose.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -22,6 +21,8 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+from dstune.atomicfile import write_whole
+from dstune.parentdeath import die_with_parent
 from dstune.units import KIB
 
 LATE_IMPORTS = (
@@ -32,8 +33,6 @@ LATE_IMPORTS = (
 """What DeepSpeed and torch import when they are used: better here, once, than in each fork."""
 POLL_S = 0.05
 """How often ended forks are looked for."""
-PR_SET_PDEATHSIG = 1
-"""Linux `prctl` option: be killed when the parent dies (`include/uapi/linux/prctl.h`)."""
 
 
 def main() -> int:
@@ -98,7 +97,7 @@ def _fork(request: dict[str, Any], accelerator: Any) -> int:
     pid = os.fork()
     if pid:
         return pid
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -155,10 +154,7 @@ def _closing(job: Any, answer: Any, tape: Any) -> dict[str, Any]:
 
 
 def _write(path: Path, answer: Any) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(answer.model_dump_json(round_trip=True))
-    unfinished.rename(path)
+    write_whole(path, answer.model_dump_json(round_trip=True))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Why a trial ended: a table of what libraries say when memory runs out or a configuration is refused."""
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,6 @@ from dstune.search.trial import Ending, Outcome
 
 LOG_TAIL_LINES = 15
 """Lines of a log that a failure shows."""
-SIGKILL = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ def _lines_of(evidence: Evidence, rank: int | None) -> tuple[str, ...]:
 def _last_words(evidence: Evidence, lines: Sequence[str]) -> str:
     if lines:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
-    signal = next((-status for status in evidence.statuses if status < 0), None)
-    if signal == SIGKILL:
+    number = next((-status for status in evidence.statuses if status < 0), None)
+    if number == signal.SIGKILL:
         return "a process was killed (signal 9), by someone or for want of host memory"
-    return f"signal {signal}" if signal else f"exit status {next((s for s in evidence.statuses if s), 0)}"
+    return f"signal {number}" if number else f"exit status {next((s for s in evidence.statuses if s), 0)}"
 
 
 def _has_traceback(lines: Sequence[str]) -> bool:

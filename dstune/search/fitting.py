@@ -8,6 +8,7 @@ from dstune.estimator import ResultCache, bracket_plans
 from dstune.estimator.result import Estimate, Refusal
 from dstune.model import ModelSpec
 from dstune.search.space import Track
+from dstune.units import gib
 from dstune.vocab import Verdict
 
 
@@ -68,4 +69,4 @@ def _reason(found: Mapping[int, Estimate | Refusal]) -> str:
         return "host memory is over at the smallest micro-batch"
     where = f" in {first.gpu.shortage.phase}" if first.gpu.shortage else ""
     short = first.gpu.needed_bytes - first.gpu.capacity_bytes
-    return f"micro-batch {first.plan.micro_batch} is over by {short / 2**30:.1f} GiB{where}"
+    return f"micro-batch {first.plan.micro_batch} is over by {gib(short)} GiB{where}"

@@ -5,11 +5,9 @@ collectives, and leaves `rank-R.json`. Whatever it prints goes to `rank-R.log`. 
 its launcher can stop the others, which wait for it in a collective.
 """
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import statistics
 import sys
 import time
@@ -17,11 +15,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from dstune.atomicfile import write_whole
+from dstune.parentdeath import die_with_parent
 from dstune.search.trial import Accelerator, JobOrder, Measurement
 from dstune.units import KIB
 
-PR_SET_PDEATHSIG = 1
-"""Linux `prctl` option: be killed when the parent dies (`include/uapi/linux/prctl.h`)."""
 INITIAL_STD = 0.02
 """Standard deviation of initial weights, as in most language models: zeros would draw less power than training."""
 
@@ -29,7 +27,7 @@ INITIAL_STD = 0.02
 def main() -> int:
     """Run one rank."""
     folder = Path(sys.argv[1])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     rank = _read_rank()
     with (folder / f"rank-{rank}.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
@@ -38,10 +36,10 @@ def main() -> int:
     try:
         order = JobOrder.model_validate_json((folder / "order.json").read_text())
         measured = _Job(order).run()
-        _write(report, {"measurement": measured.model_dump()})
+        write_whole(report, json.dumps({"measurement": measured.model_dump()}))
     except BaseException as error:  # noqa: BLE001 - the border of the process
         traceback.print_exc()
-        _write(report, {"refused": _is_refused(error)})
+        write_whole(report, json.dumps({"refused": _is_refused(error)}))
         sys.stderr.flush()
         os._exit(1)  # no destructor may wait for other ranks
     os._exit(0)
@@ -54,12 +52,6 @@ def _read_rank() -> int:
         if name not in os.environ and other in os.environ:
             os.environ[name] = os.environ[other]
     return int(os.environ["RANK"])
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(content))
-    unfinished.replace(path)
 
 
 def _is_refused(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from dstune.search.gpumemory import GpuMemory
 from dstune.search.journal import Journal
 from dstune.search.launch import Launcher, Layout
 from dstune.search.space import Track
-from dstune.search.strategy import Choice, Climb, Strategy
+from dstune.search.strategy import Choice, Strategy
 from dstune.search.trial import Accelerator, Ending, JobOrder, Measurement, Outcome, Trial
 from dstune.units import GIB
 
@@ -64,8 +64,7 @@ class Session:
         stage: Where.
         journal: Open.
         limits: When to stop.
-        capacity_bytes: Of a GPU; None if memory decides nothing.
-        strategy: What to try; `Climb` unless given.
+        strategy: What to try.
         on_trial: Called with each trial as it ends, and the best so far.
         is_interrupted: Whether Ctrl-C ended it.
         stopped_by: What ended it, in words.
@@ -75,16 +74,13 @@ class Session:
     stage: Stage
     journal: Journal
     limits: Limits
-    capacity_bytes: int | None = None
+    strategy: Strategy
     on_trial: Callable[[Trial, Trial | None], None] = lambda _trial, _best: None
     is_interrupted: bool = False
     stopped_by: str = ""
-    strategy: Strategy | None = None
-    _strategy: Strategy = field(init=False)
     _choices: dict[str, Choice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._strategy = self.strategy or Climb(self.tracks, self.capacity_bytes)
         self._choices = {
             plan.digest(): (number, position)
             for number, track in enumerate(self.tracks)
@@ -96,7 +92,7 @@ class Session:
     @property
     def best(self) -> Trial | None:
         """The setting to recommend, as the fastest of its trials showed it."""
-        choice = self._strategy.best()
+        choice = self.strategy.best()
         if choice is None:
             return None
         digest = self.tracks[choice[0]].plans[choice[1]].digest()
@@ -108,7 +104,7 @@ class Session:
         started = time.monotonic()
         memory = GpuMemory()
         while True:
-            choice = self._strategy.ask()
+            choice = self.strategy.ask()
             if choice is None:
                 self.stopped_by = "nothing left to learn"
             elif len(self.journal.trials) >= self.limits.max_trials:
@@ -130,7 +126,7 @@ class Session:
         choice = self._choices.get(trial.plan.digest())
         if choice is not None:
             reserved = trial.measurement.peak_reserved_bytes if trial.measurement else None
-            self._strategy.tell(choice, trial.samples_per_s, reserved)
+            self.strategy.tell(choice, trial.samples_per_s, reserved)
 
     def _try(self, choice: Choice, timeout_s: float, memory: GpuMemory) -> Trial:
         """One trial, to its very end: no process and no GPU memory is left of it."""

@@ -112,14 +112,12 @@ class Trial(BaseModel):
     @property
     def samples_per_s(self) -> float:
         """Sequences a second, all ranks together; 0 if it did not end well."""
-        return samples_per_s(self.plan, self.measurement.step_s) if self.measurement else 0.0
+        if self.measurement is None:
+            return 0.0
+        plan = self.plan
+        return plan.micro_batch * plan.gradient_accumulation_steps * plan.world_size / self.measurement.step_s
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens a second, all ranks together."""
         return self.samples_per_s * self.plan.seq_len
-
-
-def samples_per_s(plan: TrainingPlan, step_s: float) -> float:
-    """Sequences a second of a whole step."""
-    return plan.micro_batch * plan.gradient_accumulation_steps * plan.world_size / step_s

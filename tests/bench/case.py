@@ -15,7 +15,6 @@ from dstune.estimator.job import Job
 from dstune.estimator.pool import Pool
 from dstune.estimator.replay import replay
 from dstune.estimator.tape import Kind, Tape
-from dstune.model import ModelSpec
 from dstune.model.source import resolve
 from dstune.plan import TrainingPlan
 from dstune.vocab import Checkpointing, Offload, Precision
@@ -79,7 +78,7 @@ def time_plans(
     with Pool() as pool:
         pool.wait_until_loaded()
         start = time.perf_counter()
-        jobs = [_job(resolve(model), cluster, plan, fast=fast) for plan in plans]
+        jobs = [Job.on(cluster, plan, resolve(model), has_shortcuts=fast) for plan in plans]
         answers, first_s = [], 0.0
         for _, answer, _ in pool.run(jobs):
             assert answer.failure is None, answer.failure
@@ -94,19 +93,6 @@ def time_plans(
             sum(answer.num_ops for answer in answers),
             max(answer.peak_rss_bytes for answer in answers),
         )
-
-
-def _job(model: ModelSpec, cluster: Cluster, plan: TrainingPlan, *, fast: bool) -> Job:
-    gpu = cluster.gpu
-    return Job(
-        plan=plan,
-        model=model,
-        cluster=cluster,
-        compute_capability=gpu.compute_capability,
-        num_multiprocessors=gpu.num_multiprocessors,
-        capacity_bytes=gpu.capacity_bytes,
-        has_shortcuts=fast,
-    )
 
 
 def time_largest(

@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.contract.run import document, dstune
-from tests.contract.test_estimate import ONE_ROW, TINY
+from tests.contract.test_estimate import ONE_ROW
 
 LOADS = "loading torch"
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny/config.json").write_text(json.dumps(TINY))
-    return str(tmp_path / "tiny")
 
 
 def entries() -> list[Path]:

@@ -12,18 +12,7 @@ import pytest
 
 from tests.contract.run import ROOT, document, dstune
 
-TINY = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 256,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-}  # fmt: skip
 ONE_ROW = ("--zero", "2", "--offload", "none", "--precision", "bf16")
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny/config.json").write_text(json.dumps(TINY))
-    return str(tmp_path / "tiny")
 
 
 def test_the_recorded_gpt2_run_is_predicted_to_the_byte() -> None:

@@ -68,9 +68,8 @@ def main() -> int:
             Stage(LAUNCHERS["local"], Layout(), template, options.folder.absolute()),
             journal,
             Limits(options.budget_s, 1000, 120),
-            cap,
+            Everything(tracks, cap),
             lambda trial, best: print(trial_line(trial, best), flush=True),
-            strategy=Everything(tracks, cap),
         )
         session.run()
         print(session.stopped_by)
