@@ -49,6 +49,7 @@ def run(
         report_fault: Called with a fault inside a backward, where an exception would end the process.
     """
     start = time.perf_counter()
+    gc.disable()  # tensors in cycles would be freed when Python's counters say, which no two runs agree on
     traits = GpuTraits(*job.compute_capability, job.num_multiprocessors, job.plan.attention.value)
     values = Values(job.routing)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -64,6 +65,7 @@ def run(
         if job.plan.activation_checkpointing is Checkpointing.DEEPSPEED:
             _checkpoint_by_deepspeed(built.module, ds_config_for(job.plan))
         tracer.modules.watch(built.module)
+        gc.collect()
         tracer.tape.mark("built")
         engine = make_engine(built, job.plan.client_optimizer, ds_config_for(job.plan))
         gc.collect()

@@ -36,6 +36,8 @@ LIMITATIONS = """## Known limitations
 - Where segments lie in the driver's address space breaks ties between equal free blocks. That choice is only
   approximated: given the recorded addresses, the allocator's model meets every event of every recorded list; with its
   own it is now and then off by a segment. Where a reserved error below was followed up, this was the cause.
+- Another version of transformers is another model: the recordings ran the version named above, and so do the tests.
+  Predictions run the model code that is installed, so `dstune` belongs into the environment that trains.
 - `ops-autocast-z2` and `ops-debertav2-z2` were recorded while operations were being named, which keeps some sums of
   gradients out of place: the peak is then not that of the same run without names (`set-autocast-z2`,
   `fam-debertav2-z2`), which is the one predicted. The summary leaves the two out.
