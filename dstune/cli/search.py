@@ -25,7 +25,7 @@ from dstune.search.fitting import fit_tracks
 from dstune.search.journal import Journal
 from dstune.search.launch import LAUNCHERS, Layout, default_launcher
 from dstune.search.session import Limits, Session, Stage
-from dstune.search.space import Track, read_global_batch, track_of
+from dstune.search.space import AXES, Track, read_global_batch, track_of, variants
 from dstune.search.strategy import Climb
 from dstune.search.trial import Accelerator, JobOrder, Trial
 from dstune.units import parse_bytes
@@ -48,6 +48,7 @@ class Request:
     launcher: str
     memory_cap_bytes: int | None
     num_processes: int
+    min_steps: int
 
 
 def search(
@@ -109,6 +110,15 @@ def search(
     trial_timeout: Annotated[
         str, typer.Option("--trial-timeout", metavar="TIME", help="One trial's deadline.", rich_help_panel=SEARCH)
     ] = "5m",
+    axes: Annotated[
+        str | None,
+        typer.Option(
+            "--axes", metavar="LIST", help=f"Vary the best in these too: {', '.join(AXES)}.", rich_help_panel=SEARCH
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", help="Steps timed a trial, at least.", rich_help_panel=SEARCH)
+    ] = 3,
     output: Annotated[
         str, typer.Option("--output", metavar="DIR", help="The study's folder.", rich_help_panel=options.OUTPUT)
     ] = "dstune-search",
@@ -131,6 +141,8 @@ def search(
     """
     options.at_least_one(max_trials, "--max-trials")
     options.at_least_one(emulate_world_size, "--emulate-world-size")
+    options.at_least_one(steps, "--steps")
+    axis_names = [] if axes is None else options.listed(axes, "--axes", str, tuple(AXES))
     limits = Limits(seconds(budget, "--budget"), max_trials, seconds(trial_timeout, "--trial-timeout"))
     words = Words(
         zero, offload, precision, checkpointing, None, None, seq_len, optimizer, attention, lora, None, None, None,
@@ -152,9 +164,10 @@ def search(
         tracks = fit_tracks(
             tracks, spec, cluster, num_parallel=jobs, cache=ResultCache() if cache else None, on_load=_say_loading
         )
+    tracks += variants(tracks, axis_names)
     torch_cap = None if cap_bytes is None else max(1, cap_bytes - overhead(cluster.world_size).size_bytes)
     num_processes = 1 if emulate_world_size else real.world_size
-    request = Request(spec, cluster, tracks, name, torch_cap, num_processes)
+    request = Request(spec, cluster, tracks, name, torch_cap, num_processes, steps)
     err = text.console(stderr=True)
     for line in study.plan_lines(tracks, limits.max_trials, limits.budget_s):
         err.print(line)
@@ -175,6 +188,8 @@ def _run(
         accelerator=Accelerator.CPU if is_cpu else Accelerator.CUDA,
         num_processes=request.num_processes,
         memory_cap_bytes=request.memory_cap_bytes,
+        min_steps=request.min_steps,
+        max_steps=max(request.min_steps, JobOrder.model_fields["max_steps"].default),
     )
     per_node = 1 if request.num_processes == 1 else real.gpus_per_node
     variables = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if is_cpu else {}
@@ -226,11 +241,13 @@ def _finish(best: Trial | None, trials: list[Trial], stopped_by: str, folder: Pa
     if best is not None:
         write_whole(path, config_text(best.plan))
         write_whole(folder / "ds_config.dstune.json", provenance_text(best.plan, "search", {"trial": best.number}))
+    warnings = study.noise_lines(trials)
     if as_json:
         data = {
             "best": None if best is None else trial_entry(best),
             "trials": [trial_entry(trial) for trial in trials],
             "stopped_by": stopped_by,
+            "warnings": warnings,
             "config": str(path) if best else None,
         }
         sys.stdout.write(envelope("search", code, data) + "\n")
@@ -240,6 +257,8 @@ def _finish(best: Trial | None, trials: list[Trial], stopped_by: str, folder: Pa
         out.print(line)
     if best is not None:
         out.print(f"Written: {path}", soft_wrap=True)
+    for warning in warnings:
+        text.console(stderr=True).print(f"warning: {warning}; --steps 20 times more steps", soft_wrap=True)
     return code
 
 

@@ -25,11 +25,32 @@ def ds_config_for(plan: TrainingPlan) -> dict[str, Any]:
 
 def with_micro_batch(plan: TrainingPlan, micro_batch: int) -> TrainingPlan:
     """The same plan with another micro-batch, in its own ds_config too if it brings one."""
+    return with_batch(plan, micro_batch, plan.gradient_accumulation_steps)
+
+
+def with_batch(plan: TrainingPlan, micro_batch: int, accumulation: int) -> TrainingPlan:
+    """The same plan with another micro-batch and accumulation, in its own ds_config too if it brings one."""
+    sizes = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": accumulation}
     config = plan.ds_config
     if config is not None:
-        config = {name: value for name, value in config.items() if name != "train_batch_size"}
-        config["train_micro_batch_size_per_gpu"] = micro_batch
-    return plan.model_copy(update={"micro_batch": micro_batch, "ds_config": config})
+        config = {**{name: value for name, value in config.items() if name != "train_batch_size"}, **sizes}
+    changes = {"micro_batch": micro_batch, "gradient_accumulation_steps": accumulation, "ds_config": config}
+    return plan.model_copy(update=changes)
+
+
+def with_zero_key(plan: TrainingPlan, key: str, value: object) -> TrainingPlan:
+    """The same plan with one key of `zero_optimization` set."""
+    config = ds_config_for(plan)
+    zero = {**config.get("zero_optimization", {}), key: value}
+    return plan.model_copy(update={"ds_config": {**config, "zero_optimization": zero}})
+
+
+def varied_keys(plan: TrainingPlan) -> dict[str, Any]:
+    """What a plan's own ds_config says in `zero_optimization` beyond its fields; nothing if it brings none."""
+    if plan.ds_config is None:
+        return {}
+    zero = plan.ds_config.get("zero_optimization", {})
+    return {key: value for key, value in zero.items() if key not in _zero(plan)}
 
 
 def _zero(plan: TrainingPlan) -> dict[str, Any]:

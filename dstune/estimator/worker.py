@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dstune.atomicfile import write_whole
-from dstune.parentdeath import die_with_parent
+from dstune.lineage import die_with_parent
 from dstune.units import KIB
 
 LATE_IMPORTS = (

@@ -1,15 +1,19 @@
 """What a search says: a line for each trial, the table, the answer."""
 
+import json
 from collections.abc import Sequence
 from statistics import fmean
 
 from rich.text import Text
 
+from dstune.dsconfig import varied_keys
 from dstune.search.space import Track
 from dstune.search.trial import Outcome, Trial
 from dstune.units import gib
 from dstune.vocab import Verdict
 
+NOISE = 0.03
+"""Spread of a trial's steps, or difference of two equal trials, beyond which a ranking is doubtful."""
 COLORS = {Outcome.OK: "green", Outcome.OOM: "yellow"}
 
 
@@ -18,9 +22,10 @@ def setting(trial: Trial) -> str:
     plan = trial.plan
     offload = "" if plan.offload == "none" else f" {plan.offload.value}"
     checkpointing = "" if plan.activation_checkpointing == "off" else " ckpt"
+    varied = "".join(f" {key}={json.dumps(value)}" for key, value in varied_keys(plan).items())
     return (
         f"ZeRO {plan.zero_stage}{offload}{checkpointing} {plan.precision.value} "
-        f"{plan.micro_batch} x {plan.gradient_accumulation_steps}"
+        f"{plan.micro_batch} x {plan.gradient_accumulation_steps}{varied}"
     )
 
 
@@ -51,12 +56,17 @@ def plan_lines(tracks: Sequence[Track], max_trials: int, budget_s: float) -> lis
     """What will be tried, and what is left out and why."""
     lines = []
     for track in tracks:
+        if track.base is not None:
+            continue
         plan = track.plans[0]
         offload = "no offload" if plan.offload == "none" else f"offload {plan.offload.value}"
         checkpointing = "" if plan.activation_checkpointing == "off" else ", checkpointing"
         name = f"ZeRO {plan.zero_stage}, {offload}, {plan.precision.value}{checkpointing}"
         lines.append(f"  {name:<44} {_sizes(track)}")
     count = sum(len(track.candidates()) for track in tracks)
+    num_varied = sum(track.base is not None for track in tracks)
+    if num_varied:
+        lines.append(f"  the best of them varied in one key (--axes): {num_varied} variants in all")
     return [f"{count} settings, at most {max_trials} trials and {budget_s / 60:.0f} minutes:", *lines]
 
 
@@ -75,10 +85,7 @@ def answer_lines(best: Trial | None, trials: Sequence[Trial], stopped_by: str) -
     """The last lines: the table by throughput, and what to take."""
     if best is None:
         return [Text("No trial ended well", "red"), *_reasons(trials)]
-    by_setting: dict[str, list[Trial]] = {}
-    for trial in trials:
-        if trial.measurement:
-            by_setting.setdefault(setting(trial), []).append(trial)
+    by_setting = _by_setting(trials)
     rates = {name: fmean(one.samples_per_s for one in same) for name, same in by_setting.items()}
     top = rates[setting(best)]
     lines = [Text(), Text("By throughput (best = 1.00; measured more than once: the mean):")]
@@ -87,6 +94,29 @@ def answer_lines(best: Trial | None, trials: Sequence[Trial], stopped_by: str) -
     alone = "" if best.has_communication else " (other ranks emulated: without communication)"
     lines += [Text(), Text(f"Fastest: {setting(best)}, {best.tokens_per_s:,.0f} tokens/s{alone}", "green")]
     return [*lines, Text(f"{len(trials)} trials; ended by: {stopped_by}")]
+
+
+def noise_lines(trials: Sequence[Trial]) -> list[str]:
+    """Warnings of measurements that scatter, and what would help."""
+    lines = [
+        f"trial {trial.number} scatters by {trial.measurement.spread:.0%} over {trial.measurement.num_steps} steps"
+        for trial in trials
+        if trial.measurement and trial.measurement.spread > NOISE
+    ]
+    for name, same in _by_setting(trials).items():
+        rates = [trial.samples_per_s for trial in same]
+        if max(rates) > min(rates) * (1 + NOISE):
+            lines.append(f"{name} differs by {max(rates) / min(rates) - 1:.0%} from one trial to the next")
+    return lines
+
+
+def _by_setting(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """The trials that ended well, repeats together."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial.measurement:
+            found.setdefault(setting(trial), []).append(trial)
+    return found
 
 
 def _reasons(trials: Sequence[Trial]) -> list[Text]:

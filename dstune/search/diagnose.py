@@ -55,6 +55,12 @@ SIGNS = (
           Outcome.INVALID, "DeepSpeed refused the configuration", "deepspeed runtime/config.py"),
 )  # fmt: skip
 """First match wins; a rank's last lines are searched first."""
+BEREFT = re.compile(
+    r"gloo.*(Connection (closed|reset) by peer|remote worker crashing|Broken pipe|timed out)"
+    r"|ncclRemoteError|remote process exited|connection was (closed|reset)",
+    re.IGNORECASE,
+)
+"""What a rank says that only lost another one: gloo `transport/tcp/pair.cc`, NCCL `nccl.h` (ncclRemoteError)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Evidence:
         refused: Ranks that say DeepSpeed refused the configuration.
         timed_out: Whether the deadline passed.
         kernel_killed: Whether the kernel counts a process killed for memory since the trial began.
+        locks: Build locks that were there before the trial and still are.
     """
 
     statuses: Sequence[int]
@@ -74,6 +81,7 @@ class Evidence:
     refused: frozenset[int] = frozenset()
     timed_out: bool = False
     kernel_killed: bool = False
+    locks: Sequence[str] = ()
 
 
 def diagnose(evidence: Evidence) -> Ending:
@@ -89,10 +97,12 @@ def diagnose(evidence: Evidence) -> Ending:
         return Ending(outcome=Outcome.INVALID, detail=said, rank=first, log_lines=_lines_of(evidence, first))
     if evidence.kernel_killed:
         return Ending(outcome=Outcome.OOM, detail="host memory ran out: the kernel killed a process")
-    failed = [rank for rank, lines in sorted(evidence.logs.items()) if _has_traceback(lines)]
+    failed = [rank for rank, lines in sorted(evidence.logs.items()) if _fell_by_itself(lines)]
     if evidence.timed_out:
         shown = next(iter(failed or sorted(evidence.logs)), None)
         said = "not done before its deadline"
+        if evidence.locks:
+            said += f"; if nothing is being compiled now, delete {evidence.locks[0]}"
         return Ending(outcome=Outcome.HANG, detail=said, rank=shown, log_lines=_lines_of(evidence, shown))
     shown = next(iter(failed), None)
     lines = _lines_of(evidence, shown)
@@ -112,8 +122,10 @@ def _last_words(evidence: Evidence, lines: Sequence[str]) -> str:
     return f"signal {number}" if number else f"exit status {next((s for s in evidence.statuses if s), 0)}"
 
 
-def _has_traceback(lines: Sequence[str]) -> bool:
-    return any("Traceback (most recent call last)" in line for line in lines)
+def _fell_by_itself(lines: Sequence[str]) -> bool:
+    """Whether a rank's log ends in an exception that is not the loss of another rank."""
+    start = next((n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
+    return start is not None and not any(BEREFT.search(line) for line in lines[start:])
 
 
 def _around(lines: Sequence[str], line: str) -> tuple[str, ...]:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from dstune.atomicfile import write_whole
-from dstune.parentdeath import die_with_parent
+from dstune.lineage import die_with_parent
 from dstune.search.trial import Accelerator, JobOrder, Measurement
 from dstune.units import KIB
 
 INITIAL_STD = 0.02
 """Standard deviation of initial weights, as in most language models: zeros would draw less power than training."""
+NUM_DRAWN = 1 << 20
+"""Random numbers that are drawn; larger weights repeat them."""
 
 
 def main() -> int:
@@ -117,6 +119,8 @@ class _Job:
             os.environ.update(WORLD_SIZE=str(plan.world_size), LOCAL_SIZE=str(plan.ranks_per_node))
             dist.init_process_group("fake", rank=0, world_size=plan.world_size, store=FakeStore())
         else:
+            if not self._is_cuda:  # an op that would be compiled first, and bring nothing but speed
+                deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
             deepspeed.init_distributed("nccl" if self._is_cuda else "gloo", verbose=False)
 
     def _build(self) -> tuple[Any, Any]:
@@ -139,16 +143,19 @@ class _Job:
         return engine, _randomized(batch, getattr(getattr(built.module, "config", None), "vocab_size", None))
 
     def _fill(self, module: Any) -> None:
-        """Initial weights: matrices are drawn, vectors are ones. The model's way takes minutes."""
+        """Initial weights: matrices are drawn, vectors are ones. The model's own way takes minutes.
+
+        One block is drawn and copied all over: the clock cares for random bits, not for which.
+        """
+        block = self._torch.empty(NUM_DRAWN).normal_(0, INITIAL_STD)
         with self._torch.no_grad():
             for param in module.parameters():
-                held = getattr(param, "ds_tensor", None)
-                if held is not None:
-                    held.normal_(0, INITIAL_STD)
-                elif param.dim() > 1:
-                    param.normal_(0, INITIAL_STD)
-                else:
+                held = getattr(param, "ds_tensor", param)
+                if held is param and param.dim() < 2:
                     param.fill_(1)
+                else:
+                    for piece in held.view(-1).split(NUM_DRAWN):
+                        piece.copy_(block[: piece.numel()])
 
     def _step(self, engine: Any, batch: Any) -> float:
         """One whole step; its seconds."""

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from typing import IO
 import psutil
 
 from dstune.errors import MachineError
+from dstune.lineage import adopt_orphans
 
 POLL_S = 0.05
-GRACE_S = 3.0
+GRACE_S: float = 3.0
 """Between being asked to end and being killed."""
 JOB = "dstune.search.job"
 
@@ -78,6 +78,8 @@ class Launcher:
         """Run a trial and wait until nothing of it is left. A KeyboardInterrupt passes, after the same clean-up."""
         commands = self.commands(layout, folder, free_port())
         processes: list[subprocess.Popen[bytes]] = []
+        adopt_orphans()
+        others = frozenset(_descendants())
         try:
             with (folder / "launcher.log").open("ab") as log:
                 for words, variables in commands:
@@ -85,11 +87,16 @@ class Launcher:
                     processes.append(_start(words, environment, log))
             timed_out = _watch(processes, time.monotonic() + timeout_s)
         finally:
-            _end(processes)
+            _end(processes, others)
             if self.cancel is not None:
                 with contextlib.suppress(OSError):
                     subprocess.run(self.cancel(folder), check=False, capture_output=True)
         return Launched(tuple(process.returncode for process in processes), timed_out)
+
+
+def _descendants() -> dict[int, psutil.Process]:
+    """All processes that came of this one, those whose parents have died included."""
+    return {process.pid: process for process in psutil.Process().children(recursive=True)}
 
 
 def _start(words: list[str], environment: dict[str, str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -109,27 +116,15 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> boo
     return True
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask every process of every session to end, then kill what is left. Launchers start sessions of their own."""
-    family: dict[int, psutil.Process] = {}
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            head = psutil.Process(process.pid)
-            family.update({member.pid: member for member in (head, *head.children(recursive=True))})
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-    for member in family.values():
-        with contextlib.suppress(psutil.Error):
-            member.terminate()
-    _, alive = psutil.wait_procs(list(family.values()), timeout=GRACE_S if running else 0.5)
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for member in alive:
-        with contextlib.suppress(psutil.Error):
-            member.kill()
+def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -> None:
+    """Ask every process that the trial brought into the world to end, then kill what is left, until none is."""
+    grace_s = GRACE_S
+    while family := [process for pid, process in _descendants().items() if pid not in others]:
+        for member in family:
+            with contextlib.suppress(psutil.Error):
+                member.terminate() if grace_s else member.kill()
+        psutil.wait_procs(family, timeout=grace_s or GRACE_S)
+        grace_s = 0
     for process in processes:
         process.wait()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dstune.errors import MachineError
+from dstune.search.buildlock import build_locks, release
 from dstune.search.diagnose import Evidence, diagnose
 from dstune.search.gpumemory import GpuMemory
 from dstune.search.journal import Journal
@@ -136,7 +137,7 @@ class Session:
         folder = self._folder(number)
         order = self.stage.template.model_copy(update={"plan": plan})
         (folder / "order.json").write_text(order.model_dump_json())
-        kills = _kernel_kills()
+        kills, locks = _kernel_kills(), build_locks()
         start = time.monotonic()
         try:
             launched = self.stage.launcher.run(self.stage.layout, folder, timeout_s)
@@ -150,9 +151,11 @@ class Session:
                 refused=_refused(folder, order.num_processes),
                 timed_out=launched.timed_out,
                 kernel_killed=_kernel_kills() > kills,
+                locks=tuple(sorted(map(str, locks & build_locks()))),
             )
             ending = Ending(outcome=Outcome.OK) if measured else diagnose(evidence)
         wall_s = time.monotonic() - start
+        release(build_locks() - locks)
         missing = memory.wait_until_back() if order.accelerator is Accelerator.CUDA else 0
         if missing:
             raise MachineError(

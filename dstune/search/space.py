@@ -1,10 +1,10 @@
 """The settings among which a search chooses: under a fixed global batch, each micro-batch has one accumulation."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dstune.dsconfig import with_micro_batch
+from dstune.dsconfig import with_batch, with_zero_key
 from dstune.errors import UsageError
 from dstune.plan import TrainingPlan
 from dstune.vocab import Checkpointing, Offload, Verdict
@@ -13,6 +13,39 @@ MAX_MICRO_BATCHES = 12
 """Of a track: beyond so many, the divisors of a global batch are thinned to those nearest to powers of two."""
 LARGEST_MICRO_BATCH = 1024
 """Where doubling ends if no global batch bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A key of `zero_optimization` that may be varied beside the batch.
+
+    Attributes:
+        values: Stage -> what to try; DeepSpeed's default at that stage is what every other trial has.
+        source: Where the default stands.
+    """
+
+    values: Mapping[int, tuple[object, ...]]
+    source: str
+
+
+AXES = {
+    "overlap_comm": Axis(
+        {1: (True,), 2: (True,), 3: (False,)},
+        "deepspeed 0.19.8 runtime/zero/config.py, overlap_comm_valid: true at stage 3, else false",
+    ),
+    "reduce_bucket_size": Axis(
+        dict.fromkeys((1, 2, 3), (50_000_000, 200_000_000)),
+        "deepspeed 0.19.8 runtime/zero/config.py: 500,000,000 elements",
+    ),
+    "allgather_bucket_size": Axis(
+        dict.fromkeys((1, 2), (50_000_000, 200_000_000)),
+        "deepspeed 0.19.8 runtime/zero/config.py: 500,000,000 elements",
+    ),
+    "stage3_prefetch_bucket_size": Axis(
+        {3: (10_000_000, 200_000_000)}, "deepspeed 0.19.8 runtime/zero/config.py: 50,000,000 elements"
+    ),
+}
+"""What `--axes` can name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +58,7 @@ class Track:
         needed_bytes: Predicted smallest capacity of each, where it was estimated.
         reserved_bytes: Predicted peak of reserved memory of each, where it was estimated.
         reason: Why none can run, if none can.
+        base: Number of the track that this one varies in one key, or None.
     """
 
     plans: tuple[TrainingPlan, ...]
@@ -32,6 +66,7 @@ class Track:
     needed_bytes: tuple[int | None, ...] = ()
     reserved_bytes: tuple[int | None, ...] = ()
     reason: str = ""
+    base: int | None = None
 
     @property
     def cost(self) -> tuple[int, int, int]:
@@ -89,12 +124,10 @@ def track_of(plan: TrainingPlan, global_batch: int | None, micro_batches: Sequen
     """
     sizes = _sizes(plan, global_batch, micro_batches)
     plans = tuple(
-        with_micro_batch(plan, size).model_copy(
-            update={
-                "gradient_accumulation_steps": plan.gradient_accumulation_steps
-                if global_batch is None
-                else global_batch // (size * plan.world_size)
-            }
+        with_batch(
+            plan,
+            size,
+            plan.gradient_accumulation_steps if global_batch is None else global_batch // (size * plan.world_size),
         )
         for size in sizes
     )
@@ -130,3 +163,15 @@ def _thinned(divisors: list[int]) -> list[int]:
         return divisors
     powers = [1 << power for power in range(divisors[-1].bit_length() + 1)]
     return sorted({min(divisors, key=lambda size: abs(size - power)) for power in powers} | {divisors[-1]})
+
+
+def variants(tracks: Sequence[Track], axes: Sequence[str]) -> list[Track]:
+    """Each track once more for each value of each axis. Verdicts are its base's: a trial corrects them."""
+    found: list[Track] = []
+    for number, track in enumerate(tracks):
+        for axis in axes:
+            for value in AXES[axis].values.get(track.plans[0].zero_stage, ()):
+                plans = tuple(with_zero_key(plan, axis, value) for plan in track.plans)
+                unknown = (None,) * len(plans)
+                found.append(replace(track, plans=plans, needed_bytes=unknown, reserved_bytes=unknown, base=number))
+    return found

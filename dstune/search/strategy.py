@@ -91,11 +91,12 @@ class Climb:
     def _wishes(self) -> Iterator[Choice]:
         """What would be worth a trial, most urgent first."""
         for number in sorted(range(len(self.tracks)), key=lambda number: self.tracks[number].cost):
-            start = self._start(number)
+            start = self._start(number) if self.tracks[number].base is None else None
             if start is not None and not self._is_opened(number) and self._may_win(number, start):
                 yield (number, start)
         for choice in self._leaders():
             yield from self._around(choice)
+        yield from self._varied()
         for choice in self.ranking()[:NUM_REPEATED]:
             if len(self._seen[choice]) == 1 and len(self._seen) > 1:
                 yield choice
@@ -114,6 +115,17 @@ class Climb:
         for other in (position + 1, position - 1):
             if 0 <= other < len(self.tracks[number].plans) and self._is_open((number, other)):
                 yield (number, other)
+
+    def _varied(self) -> Iterator[Choice]:
+        """The best setting with one key changed."""
+        best = self.best()
+        if best is None:
+            return
+        base = self.tracks[best[0]].base
+        home = best[0] if base is None else base
+        for number, track in enumerate(self.tracks):
+            if track.base == home and not self._is_opened(number) and self._is_open((number, best[1])):
+                yield (number, best[1])
 
     def _start(self, number: int) -> int | None:
         """The largest position that surely fits, else the smallest that may."""

@@ -1,24 +1,69 @@
 """Record a whole grid on a real GPU, as the journal of a search that tries everything.
 
 python -m tests.gpu.grid MODEL FOLDER --memory-cap 24GiB --global-batch 16 --seq-len 1024
+
+Each trial is the job that a search runs, in a process forked where torch and transformers are already imported: a grid
+is long, and the device is lent for minutes.
 """
 
 import argparse
+import contextlib
+import os
+import signal
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from dstune.cli.request import Words, read_cluster, read_plans
 from dstune.estimator.overhead import overhead
 from dstune.model.source import resolve
 from dstune.report.study import trial_line
+from dstune.search import job
 from dstune.search.fitting import fit_tracks
 from dstune.search.journal import Journal
-from dstune.search.launch import LAUNCHERS, Layout
+from dstune.search.launch import POLL_S, Launched, Launcher, Layout, free_port
 from dstune.search.session import Limits, Session, Stage
 from dstune.search.space import Track, track_of
 from dstune.search.strategy import Choice, Climb
 from dstune.search.trial import Accelerator, JobOrder
 from dstune.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forked(Launcher):
+    """One rank, forked from this process."""
+
+    def run(self, layout: Layout, folder: Path, timeout_s: float) -> Launched:
+        pid = os.fork()
+        if pid == 0:
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **layout.environment}
+            sys.argv = [sys.argv[0], str(folder)]
+            job.main()
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return Launched((os.waitstatus_to_exitcode(status),), timed_out=False)
+            time.sleep(POLL_S)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return Launched((-signal.SIGKILL,), timed_out=True)
+
+
+def preload() -> None:
+    """What takes longest to import, and touches no GPU."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    import torch
+    import transformers
+    from transformers import initialization, modeling_utils  # noqa: F401
+    from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
+    from transformers.models.qwen2 import modeling_qwen2  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import torch._dynamo
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
 
 
 class Everything(Climb):
@@ -45,6 +90,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=500)
     options = parser.parse_args()
     spec = resolve(options.model, trust_remote_code=False)
+    preload()
     real = read_cluster(None, 1, 1, None)
     cap = parse_bytes(options.memory_cap, "memory cap")
     cluster = real.model_copy(update={"gpu": real.gpu.model_copy(update={"capacity_bytes": cap})})
@@ -65,7 +111,7 @@ def main() -> int:
     with Journal(options.folder, {"grid": options.model, "memory_cap_bytes": cap}) as journal:
         session = Session(
             tracks,
-            Stage(LAUNCHERS["local"], Layout(), template, options.folder.absolute()),
+            Stage(Forked("forked", None, lambda *_: []), Layout(), template, options.folder.absolute()),
             journal,
             Limits(options.budget_s, 1000, 120),
             Everything(tracks, cap),
