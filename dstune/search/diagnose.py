@@ -32,6 +32,8 @@ def _sign(pattern: str, outcome: Outcome, detail: str, source: str) -> Sign:
     return Sign(re.compile(pattern), outcome, detail, source)
 
 
+KILLED = "a process was killed (signal 9), by someone or for want of host memory"
+
 SIGNS = (
     _sign(r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", Outcome.OOM,
           "cuDNN could not allocate GPU memory", "cudnn status codes, as torch's ATen/cudnn/Exceptions.h prints them"),
@@ -55,6 +57,16 @@ SIGNS = (
           Outcome.INVALID, "DeepSpeed refused the configuration", "deepspeed runtime/config.py"),
 )  # fmt: skip
 """First match wins; a rank's last lines are searched first."""
+LAUNCHER_SIGNS = (
+    _sign(r"oom[_-]kill", Outcome.OOM, "host memory ran out: the kernel killed a process",
+          "slurm src/plugins/task/cgroup, task_cgroup_memory_check_oom"),
+    _sign(r"Signal 9 \(SIGKILL\)|return code = -9\b", Outcome.CRASH, KILLED,
+          "torch distributed/elastic/multiprocessing/errors, ProcessFailure; deepspeed launcher/launch.py"),
+    _sign(r"Signal 11 \(SIGSEGV\)|return code = -11\b", Outcome.CRASH, "a segmentation fault (signal 11)",
+          "the same"),
+    _sign(r"Signal 6 \(SIGABRT\)|return code = -6\b", Outcome.CRASH, "a process aborted (signal 6)", "the same"),
+)  # fmt: skip
+"""What a launcher says of a rank that could not speak for itself."""
 BEREFT = re.compile(
     r"gloo.*(Connection (closed|reset) by peer|remote worker crashing|Broken pipe|timed out)"
     r"|ncclRemoteError|remote process exited|connection was (closed|reset)",
@@ -74,6 +86,7 @@ class Evidence:
         timed_out: Whether the deadline passed.
         kernel_killed: Whether the kernel counts a process killed for memory since the trial began.
         locks: Build locks that were there before the trial and still are.
+        launcher: The launcher's own last lines.
     """
 
     statuses: Sequence[int]
@@ -82,31 +95,45 @@ class Evidence:
     timed_out: bool = False
     kernel_killed: bool = False
     locks: Sequence[str] = ()
+    launcher: Sequence[str] = ()
+
+
+def is_bereft(text: str) -> bool:
+    """Whether this is what a rank says that only lost another one, wherever DeepSpeed happened to be."""
+    return BEREFT.search(text) is not None
 
 
 def diagnose(evidence: Evidence) -> Ending:
     """Name the ending of a trial that left no measurement. The first rank whose log says why is the one shown."""
     for rank, lines in sorted(evidence.logs.items()):
-        for line in reversed(lines):
-            for sign in SIGNS:
-                if sign.pattern.search(line):
-                    return Ending(outcome=sign.outcome, detail=sign.detail, rank=rank, log_lines=_around(lines, line))
+        if said := _find(SIGNS, lines, rank):
+            return said
     if evidence.refused:
         first = min(evidence.refused)
-        said = "DeepSpeed refused the configuration"
-        return Ending(outcome=Outcome.INVALID, detail=said, rank=first, log_lines=_lines_of(evidence, first))
+        refusal = "DeepSpeed refused the configuration"
+        return Ending(outcome=Outcome.INVALID, detail=refusal, rank=first, log_lines=_lines_of(evidence, first))
     if evidence.kernel_killed:
         return Ending(outcome=Outcome.OOM, detail="host memory ran out: the kernel killed a process")
     failed = [rank for rank, lines in sorted(evidence.logs.items()) if _fell_by_itself(lines)]
     if evidence.timed_out:
         shown = next(iter(failed or sorted(evidence.logs)), None)
-        said = "not done before its deadline"
+        late = "not done before its deadline"
         if evidence.locks:
-            said += f"; if nothing is being compiled now, delete {evidence.locks[0]}"
-        return Ending(outcome=Outcome.HANG, detail=said, rank=shown, log_lines=_lines_of(evidence, shown))
+            late += f"; if nothing is being compiled now, delete {evidence.locks[0]}"
+        return Ending(outcome=Outcome.HANG, detail=late, rank=shown, log_lines=_lines_of(evidence, shown))
+    if not failed and (said := _find(LAUNCHER_SIGNS, evidence.launcher, None)):
+        return said
     shown = next(iter(failed), None)
     lines = _lines_of(evidence, shown)
     return Ending(outcome=Outcome.CRASH, detail=_last_words(evidence, lines), rank=shown, log_lines=lines)
+
+
+def _find(signs: Sequence[Sign], lines: Sequence[str], rank: int | None) -> Ending | None:
+    for line in reversed(lines):
+        for sign in signs:
+            if sign.pattern.search(line):
+                return Ending(outcome=sign.outcome, detail=sign.detail, rank=rank, log_lines=_around(lines, line))
+    return None
 
 
 def _lines_of(evidence: Evidence, rank: int | None) -> tuple[str, ...]:
@@ -118,14 +145,14 @@ def _last_words(evidence: Evidence, lines: Sequence[str]) -> str:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
     number = next((-status for status in evidence.statuses if status < 0), None)
     if number == signal.SIGKILL:
-        return "a process was killed (signal 9), by someone or for want of host memory"
+        return KILLED
     return f"signal {number}" if number else f"exit status {next((s for s in evidence.statuses if s), 0)}"
 
 
 def _fell_by_itself(lines: Sequence[str]) -> bool:
     """Whether a rank's log ends in an exception that is not the loss of another rank."""
     start = next((n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
-    return start is not None and not any(BEREFT.search(line) for line in lines[start:])
+    return start is not None and not any(map(is_bereft, lines[start:]))
 
 
 def _around(lines: Sequence[str], line: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dstune.atomicfile import write_whole
 from dstune.lineage import die_with_parent
+from dstune.search.diagnose import is_bereft
 from dstune.search.trial import Accelerator, JobOrder, Measurement
 from dstune.units import KIB
 
@@ -60,8 +61,9 @@ def _is_refused(error: BaseException) -> bool:
     from dstune.errors import RefusedConfigError  # noqa: PLC0415
     from dstune.estimator.failure import failure_from  # noqa: PLC0415
 
-    out_of_memory = isinstance(error, MemoryError) or "out of memory" in str(error)
-    return not out_of_memory and failure_from(error).code == RefusedConfigError.code
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or is_bereft(str(error)):
+        return False
+    return failure_from(error).code == RefusedConfigError.code
 
 
 class _Job:

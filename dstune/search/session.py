@@ -152,6 +152,7 @@ class Session:
                 timed_out=launched.timed_out,
                 kernel_killed=_kernel_kills() > kills,
                 locks=tuple(sorted(map(str, locks & build_locks()))),
+                launcher=_last_lines(folder / "launcher.log"),
             )
             ending = Ending(outcome=Outcome.OK) if measured else diagnose(evidence)
         wall_s = time.monotonic() - start
@@ -208,15 +209,17 @@ def _report(folder: Path, rank: int) -> dict[str, Any]:
 
 def _logs(folder: Path, num_ranks: int) -> dict[int, list[str]]:
     """The last lines of each rank's log; the launcher's own as rank 0's where no rank came to life."""
-    logs = {}
-    for rank in range(num_ranks):
-        path = folder / f"rank-{rank}.log"
-        if path.exists():
-            logs[rank] = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
-    launcher = folder / "launcher.log"
-    if not logs and launcher.exists():
-        logs[0] = launcher.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    logs = {rank: lines for rank in range(num_ranks) if (lines := _last_lines(folder / f"rank-{rank}.log"))}
+    if not logs and (lines := _last_lines(folder / "launcher.log")):
+        logs[0] = lines
     return logs
+
+
+def _last_lines(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []
 
 
 def _kernel_kills() -> int:

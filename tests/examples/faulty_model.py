@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -55,11 +56,11 @@ def _take_gpu_memory() -> list[torch.Tensor]:
 
 
 def _starve_cublas() -> None:
+    """Another thread has no cuBLAS handle yet: to make one needs GPU memory."""
     taken = _take_gpu_memory()
     factor = taken[0][: 1 << 20].view(torch.bfloat16).view(512, -1)
-    torch._C._cuda_clearCublasWorkspaces()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.mm(factor, factor.t())
+    with ThreadPoolExecutor(1) as other:
+        other.submit(torch.mm, factor, factor.t()).result()
     torch.cuda.synchronize()
     _say("cuBLAS needed nothing")()
 

@@ -1,6 +1,8 @@
 """Fail on a real GPU in twenty ways, and write down what each trial said and what was left of it.
 
-python -m tests.gpu.faults FOLDER OUT.jsonl
+python -m tests.gpu.faults FOLDER OUT.jsonl [NUMBER]
+
+With a number, so many are left out at the start: the device is lent for minutes.
 """
 
 import importlib.metadata
@@ -18,11 +20,12 @@ from tests.processes.study import BAD_CONFIG, Fault, left_behind, try_once
 
 ONE_RANK = 0
 FAULTS = (
-    *(Fault(kind, ONE_RANK) for kind in ("", "vram", "pinned", "cublas", "nccl", "host", "disk", "exit", "children")),
+    *(Fault(kind, ONE_RANK) for kind in ("", "vram", "pinned", "nccl", "host", "disk", "exit", "children")),
     *(Fault(kind, ONE_RANK) for kind in ("kill", "segfault", "cuda")),
     *(Fault(kind, ONE_RANK, deadline_s=25) for kind in ("stop", "hang")),
     Fault("vram", ONE_RANK, deadline_s=3),
     Fault("vram", ONE_RANK, "torchrun"),
+    Fault("cublas", ONE_RANK),
     Fault("kill", ONE_RANK, "torchrun"),
     Fault("vram", ONE_RANK, "deepspeed"),
     Fault("hang", ONE_RANK, "torchrun", deadline_s=25),
@@ -31,12 +34,13 @@ FAULTS = (
 
 
 def main() -> int:
-    folder, out = map(Path, sys.argv[1:])
+    folder, out = map(Path, sys.argv[1:3])
+    start = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     memory = GpuMemory()
     versions = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "transformers")}
     with out.open("w") as file:
         print(json.dumps({"versions": versions, "recorded": time.strftime("%Y-%m-%d")}), file=file, flush=True)
-        for number, fault in enumerate(FAULTS):
+        for number, fault in enumerate(FAULTS[start:]):
             _record(fault, folder / str(number), memory, file)
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))

@@ -63,7 +63,27 @@ def preload() -> None:
 
     with contextlib.suppress(ImportError):
         import torch._dynamo
+    os.environ["DS_ACCELERATOR"] = "cuda"
+    if _try_in_child():
+        import deepspeed  # noqa: F401
     print(f"torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
+
+
+def _try_in_child() -> bool:
+    """Whether a process that has imported deepspeed can still be forked: its import may touch the GPU."""
+    child = os.fork()
+    if child == 0:
+        import deepspeed  # noqa: F401
+        import torch
+
+        grandchild = os.fork()
+        if grandchild == 0:
+            torch.zeros(1, device="cuda")
+            os._exit(0)
+        os._exit(int(os.waitpid(grandchild, 0)[1] != 0))
+    is_fine = os.waitpid(child, 0)[1] == 0
+    print(f"deepspeed can be imported before the fork: {is_fine}", flush=True)
+    return is_fine
 
 
 class Everything(Climb):
