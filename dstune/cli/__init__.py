@@ -11,6 +11,7 @@ from dstune import __version__
 from dstune.cli.cache import cache
 from dstune.cli.catalogues import gpus, models
 from dstune.cli.estimate import estimate
+from dstune.cli.lint import lint
 from dstune.cli.search import search
 from dstune.errors import DstuneError, ExitCode, InternalError, UsageError
 from dstune.report.machine import envelope, error_entry
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command(epilog=EPILOG)(estimate)
 app.command(epilog=EPILOG)(search)
+app.command(epilog=EPILOG)(lint)
 app.command()(models)
 app.command()(gpus)
 app.command()(cache)

@@ -107,7 +107,7 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
     plans = _rows(words, base, cluster)
     if words.ds_config is None:
         return plans, False
-    config = without_auto(read_ds_config(Path(words.ds_config)), base, _hidden_size(model))
+    config = without_auto(read_ds_config(Path(words.ds_config)), base, hidden_size(model))
     first = plan_of(config, base)
     first = first.model_copy(update={"zero_init": words.zero_init and first.zero_stage == 3})
     sizes = {
@@ -160,7 +160,20 @@ def _seq_len(asked: int | None, model: ModelSpec) -> int:
     return asked or min(DEFAULT_SEQ_LEN, most or DEFAULT_SEQ_LEN)
 
 
-def _hidden_size(model: ModelSpec) -> int:
+def base_plan(model: ModelSpec, cluster: Cluster, seq_len: int | None) -> TrainingPlan:
+    """What holds where a ds_config says nothing."""
+    at_least_one(seq_len, "--seq-len")
+    return TrainingPlan(
+        micro_batch=1,
+        seq_len=_seq_len(seq_len, model),
+        world_size=cluster.world_size,
+        ranks_per_node=cluster.gpus_per_node,
+        attention_mask=None,
+    )
+
+
+def hidden_size(model: ModelSpec) -> int:
+    """Width of the model, by which trainers size buckets."""
     for key in ("hidden_size", "n_embd", "d_model"):
         if isinstance(model.config.get(key), int):
             return int(model.config[key])
