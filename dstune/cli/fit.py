@@ -40,7 +40,8 @@ class Fit:
         plan = plan.model_copy(update={"zero_init": plan.zero_stage == 3})
         result = self._run(plan, find_largest=False)
         if isinstance(result, Refusal):
-            yield Problem((), f"cannot be run with {self.model.name}: {result.message}")
+            reason = result.because[0] if result.because else result.message
+            yield Problem((), f"cannot be run with {self.model.name}: {reason}")
         elif not result.gpu.fits:
             yield Problem((MICRO,), self._say(plan, result))
 

@@ -117,11 +117,24 @@ def plan_of(config: dict[str, Any], plan: TrainingPlan) -> TrainingPlan:
                 "micro_batch": micro or plan.micro_batch,
                 "gradient_accumulation_steps": accumulation,
                 "optimizer": str((config.get("optimizer") or {}).get("type", plan.optimizer)),
-                "ds_config": config,
+                **_optimizer_of(config, plan),
             }
         )
     except (TypeError, ValueError) as error:
         raise UsageError(f"zero_optimization.stage `{stage}` is no stage", hint="write 0, 1, 2 or 3") from error
+
+
+def _optimizer_of(config: dict[str, Any], plan: TrainingPlan) -> dict[str, Any]:
+    """What stands in for a trainer's optimizer where the file names none: torch's AdamW, or DeepSpeed's on the host.
+
+    Source: transformers 5.17 `integrations/deepspeed.py`, deepspeed_optim_sched; accelerate 1.16 `accelerator.py`,
+    `_prepare_deepspeed`, which exchanges a torch optimizer for DeepSpeedCPUAdam under offload.
+    """
+    if "optimizer" in config or plan.client_optimizer is not None:
+        return {"ds_config": config}
+    if _offload(config.get("zero_optimization") or {}) is Offload.NONE:
+        return {"ds_config": config, "client_optimizer": "adamw"}
+    return {"ds_config": {**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}}
 
 
 def _number(config: dict[str, Any], key: str) -> int | None:
@@ -170,4 +183,4 @@ def vary(config: dict[str, Any], plan: TrainingPlan) -> TrainingPlan:
     if plan.precision is not Precision.FP32:
         same = config.get(plan.precision.value)
         varied[plan.precision.value] = {**(same if isinstance(same, dict) else {}), "enabled": True}
-    return plan.model_copy(update={"ds_config": varied})
+    return plan.model_copy(update=_optimizer_of(varied, plan))

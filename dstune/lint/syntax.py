@@ -249,7 +249,8 @@ class _Scanner:
             self._at += 1
             made.append(self._read_escape() if char == "\\" else char)
         self._at += 1
-        return "".join(made)
+        # two escapes can be the halves of one character
+        return "".join(made).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _read_escape(self) -> str:
         char = self._peek()

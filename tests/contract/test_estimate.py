@@ -246,3 +246,18 @@ def test_a_compiled_model_is_refused() -> None:
     words = ("--gpu", "24GiB", "--seq-len", "64", *ONE_ROW, "--json")
     done = dstune("estimate", "tests.examples.own_model:make_compiled", *words, cwd=ROOT)
     assert "torch.compile is not supported" in document(done)["errors"][0]["message"]
+
+
+def test_a_file_without_an_optimizer_gets_the_one_a_trainer_brings(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    path.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero})
+    )
+    words = ("--gpu", "24GiB", "--zero", "1,2", "--offload", "all", "--precision", "bf16", "--seq-len", "32", "--json")
+    found = document(dstune("estimate", str(tiny), *words, "--ds-config", str(path)))["data"]
+    assert found["refused"] == []
+    first, *others = found["estimates"]
+    assert "CPU" in first["optimizer"]
+    same = [one for one in others if (one["plan"]["zero_stage"], one["plan"]["offload"]) == (2, "optimizer")]
+    assert [one["gpu"] for one in same] == [first["gpu"]]

@@ -47,12 +47,12 @@ def _arithmetic(case: Case) -> Iterator[Problem]:
 
 def _world_sizes(case: Case) -> Iterator[Problem]:
     total, micro, accumulation = (_whole(case, key) for key in SIZES)
-    if total is None or case.around.world_size is not None or (micro is None and accumulation is None):
+    if total is None or micro is None or case.around.world_size is not None:
         return
-    ranks, rest = divmod(total, (micro or 1) * (accumulation or 1))
+    ranks, rest = divmod(total, micro * (accumulation or 1))
     if rest:
         return
-    if micro and accumulation:
+    if accumulation:
         yield Problem((TOTAL,), f"the three batch sizes fit {ranks} data-parallel rank{'s' * (ranks > 1)} and no other"
                       " number")  # fmt: skip
     else:

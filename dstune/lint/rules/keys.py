@@ -14,7 +14,8 @@ MEANT = {
     "profiling": "flops_profiler", "gradient_checkpointing": "activation_checkpointing",
     "checkpointing": "activation_checkpointing", "micro_batch_size": "train_micro_batch_size_per_gpu",
     "batch_size": "train_batch_size", "grad_clip": "gradient_clipping", "max_grad_norm": "gradient_clipping",
-    "lr_scheduler": "scheduler", "zero": "zero_optimization", "mixed_precision": "bf16",
+    "lr_scheduler": "scheduler", "zero": "zero_optimization",
+    "thread_count": "intra_op_parallelism", "mixed_precision": "bf16",
     "grad_accum": "gradient_accumulation_steps", "offload_params": "offload_param",
     "offload_optim": "offload_optimizer", "stage3_gather_16bit_weights": "stage3_gather_16bit_weights_on_model_save",
 }  # fmt: skip

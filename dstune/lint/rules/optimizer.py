@@ -201,6 +201,15 @@ RULES = (
         Deed.FAILS, "warmup_num_steps", "deepspeed runtime/lr_schedules.py",
     ),
     Rule(
+        "warmup-type-unknown", Severity.WARNING, "a `warmup_type` that DeepSpeed does not have",
+        "It is log or linear; for anything else DeepSpeed takes log, with a line in the log. A cosine decay is"
+        " WarmupCosineLR.",
+        _with("WarmupLR", warmup_type="cosine"), _with("WarmupLR", warmup_type="linear"),
+        when(lambda case: case.get("scheduler.params.warmup_type", "log") not in {"log", "linear", AUTO},
+             "scheduler.params.warmup_type", "`{value}` is not known, log is taken: it is log or linear"),
+        Deed.ACCEPTS, "", "deepspeed runtime/lr_schedules.py, WarmupLR",
+    ),
+    Rule(
         "warmup-never-ends", Severity.WARNING, "a warm-up as long as the training",
         "The learning rate rises until the end and never decays.",
         _with("WarmupDecayLR", warmup_num_steps=100, total_num_steps=100),

@@ -53,7 +53,7 @@ def _fp16_model(case: Case) -> Iterator[Problem]:
 
 def _no_precision(case: Case) -> bool:
     blocks = ("bf16", "bfloat16", "fp16", "torch_autocast", "amp")
-    return case.document.fault is None and not any(case.has(block) for block in blocks)
+    return case.document.fault is None and not case.has_auto and not any(case.has(block) for block in blocks)
 
 
 def _all_off(case: Case) -> bool:
