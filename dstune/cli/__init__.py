@@ -10,6 +10,7 @@ import typer
 from dstune import __version__
 from dstune.cli.cache import cache
 from dstune.cli.catalogues import gpus, models
+from dstune.cli.emit import emit_config
 from dstune.cli.estimate import estimate
 from dstune.cli.lint import lint
 from dstune.cli.search import search
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command(epilog=EPILOG)(estimate)
 app.command(epilog=EPILOG)(search)
+app.command("emit-config", epilog=EPILOG)(emit_config)
 app.command(epilog=EPILOG)(lint)
 app.command()(models)
 app.command()(gpus)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from dstune.cluster import Cluster, Gpu
 from dstune.errors import DstuneError
+from dstune.estimator.choice import cost_of
 from dstune.estimator.overhead import overhead
 from dstune.estimator.result import Estimate, Refusal
 from dstune.model.presets import Preset
@@ -49,7 +50,7 @@ def answer(results: Sequence[Estimate | Refusal], model: str, cluster: Cluster) 
         least = min(estimates, key=lambda one: one.gpu.needed_bytes, default=None)
         said = "Nothing fits" if least is None else f"Nothing fits; least on the GPU: {describe(least.plan)}"
         return [Text(said, "red"), Text("Next: a smaller --micro-batch, --checkpointing on, --offload, or more --gpus")]
-    best = min(fitting, key=_cost)
+    best = min(fitting, key=lambda one: cost_of(one.plan))
     if best.largest_micro_batch is not None:
         return _answer_largest(fitting, best)
     return [
@@ -59,7 +60,7 @@ def answer(results: Sequence[Estimate | Refusal], model: str, cluster: Cluster) 
 
 
 def _answer_largest(fitting: Sequence[Estimate], cheapest: Estimate) -> list[Text]:
-    largest = max(fitting, key=lambda one: (one.plan.micro_batch, tuple(-part for part in _cost(one))))
+    largest = max(fitting, key=lambda one: (one.plan.micro_batch, tuple(-part for part in cost_of(one.plan))))
     return [
         Text(f"Fits with the least communication and recomputation: {describe(cheapest.plan)}", "green"),
         Text(f"The largest micro-batch: {describe(largest.plan)}", "green"),
@@ -76,14 +77,6 @@ def _next_command(plan: TrainingPlan, model: str, cluster: Cluster) -> str:
         f"--checkpointing {plan.activation_checkpointing.value} --micro-batch {2 * plan.micro_batch} "
         f"--seq-len {plan.seq_len}"
     )
-
-
-def _cost(estimate: Estimate) -> tuple[int, int, int, int]:
-    """Offload costs most, then recomputation, then stage; half precision before full."""
-    plan = estimate.plan
-    offloads = ("none", "optimizer", "optimizer+param").index(plan.offload.value)
-    precisions = ("bf16", "fp16", "fp32").index(plan.precision.value)
-    return offloads, int(plan.activation_checkpointing is not Checkpointing.OFF), plan.zero_stage, precisions
 
 
 def describe(plan: TrainingPlan) -> str:

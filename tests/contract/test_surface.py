@@ -39,6 +39,86 @@ FLAGS = [
     "--freeze",
     "--json",
 ]
+OTHER_FLAGS = {
+    "search": [
+        "--attention",
+        "--axes",
+        "--budget",
+        "--cache",
+        "--checkpointing",
+        "--dry-run",
+        "--emulate-world-size",
+        "--global-batch",
+        "--gpu",
+        "--gpus",
+        "--headroom",
+        "--host-memory",
+        "--hostfile",
+        "--jobs",
+        "--json",
+        "--launcher",
+        "--lora",
+        "--max-trials",
+        "--memory-cap",
+        "--micro-batch",
+        "--no-cache",
+        "--no-zero-init",
+        "--nodes",
+        "--offload",
+        "--optimizer",
+        "--output",
+        "--precision",
+        "--restart",
+        "--seq-len",
+        "--steps",
+        "--trial-timeout",
+        "--trust-remote-code",
+        "--zero",
+        "--zero-init",
+    ],
+    "emit-config": [
+        "--attention",
+        "--base",
+        "--check",
+        "--checkpointing",
+        "--diff",
+        "--for",
+        "--force",
+        "--from-estimate",
+        "--global-batch",
+        "--gpu",
+        "--gpus",
+        "--host-memory",
+        "--jobs",
+        "--json",
+        "--nodes",
+        "--offload",
+        "--optimizer",
+        "--output",
+        "--precision",
+        "--seq-len",
+        "--zero",
+    ],
+    "lint": [
+        "--baseline",
+        "--deepspeed",
+        "--exit-zero",
+        "--fix",
+        "--format",
+        "--gpu",
+        "--gpus",
+        "--ignore",
+        "--isolated",
+        "--json",
+        "--model",
+        "--no-deepspeed",
+        "--rules",
+        "--select",
+        "--seq-len",
+        "--world-size",
+        "--write-baseline",
+    ],
+}
 HEAVY = ("torch", "deepspeed", "transformers", "numpy")
 
 
@@ -47,7 +127,24 @@ def test_the_flags_are_those_we_decided_on() -> None:
     assert set(FLAGS) == found - {"--help"}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["estimate", "--help"], ["estimate"], ["models"], ["nonsense"]])
+@pytest.mark.parametrize("command", list(OTHER_FLAGS))
+def test_the_flags_of_the_other_commands_are_those_we_decided_on(command: str) -> None:
+    found = set(re.findall(r"--[a-z][a-z-]+", dstune(command, "--help", env={"COLUMNS": "200"}).stdout))
+    assert set(OTHER_FLAGS[command]) == found - {"--help"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["estimate", "--help"],
+        ["estimate"],
+        ["models"],
+        ["nonsense"],
+        ["lint", "tests/data/lint/public.json", "--no-deepspeed"],
+        ["emit-config", "tests/data/studies/search-gpt2-medium-24gib.jsonl", "--output", "-"],
+    ],
+)
 def test_nothing_heavy_is_imported(words: list[str]) -> None:
     code = (
         "import sys; from dstune.cli import main; main(sys.argv[1:]); "
