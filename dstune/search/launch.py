@@ -159,7 +159,8 @@ def _deepspeed(layout: Layout, folder: Path, port: int) -> list[tuple[list[str],
         [] if layout.hostfile is None else ["--hostfile", str(layout.hostfile), "--num_nodes", str(layout.num_nodes)]
     )
     words = ["deepspeed", *where, "--num_gpus", str(layout.per_node), "--master_port", str(port)]
-    return [([*words, "--module", JOB, str(folder)], {})]
+    # else it puts --local_rank before our one argument
+    return [([*words, "--no_local_rank", "--module", JOB, str(folder)], {})]
 
 
 def _srun(layout: Layout, folder: Path, port: int) -> list[tuple[list[str], dict[str, str]]]:

@@ -45,7 +45,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", "sbatch"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun", "sbatch"])
 def test_two_ranks_train_together(launcher: str, tmp_path: Path) -> None:
     trial = try_once(Fault(launcher=launcher), tmp_path / "study", Accelerator.CPU, 2)
     assert trial.ending.outcome is Outcome.OK, trial.ending
@@ -54,10 +54,10 @@ def test_two_ranks_train_together(launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", "sbatch"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun", "sbatch"])
 def test_a_killed_rank_ends_the_trial_and_is_named(launcher: str, tmp_path: Path) -> None:
     trial = try_once(Fault("kill", launcher=launcher), tmp_path / "study", Accelerator.CPU, 2)
     assert trial.ending.outcome is Outcome.CRASH, trial.ending
-    if launcher == "torchrun":
+    if launcher in {"torchrun", "deepspeed"}:
         assert "signal 9" in trial.ending.detail
     assert left_behind(tmp_path / "study") == []
