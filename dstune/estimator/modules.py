@@ -1,5 +1,6 @@
 """Which module is running, so that an allocation or a fault can be named after it."""
 
+import weakref
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ class ModuleStack:
     def __init__(self) -> None:
         self.path = ""
         self._stack: list[str] = []
-        self._names: dict[int, str] = {}
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str | None] = weakref.WeakKeyDictionary()
+        self._model: torch.nn.Module | None = None
 
     def watch(self, model: torch.nn.Module) -> None:
         """Learn the model's names and follow its forwards from now on."""
-        self._names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+        self._model = model
+        self._learn()
         torch_module.register_module_forward_pre_hook(self._enter)
         torch_module.register_module_forward_hook(self._leave, always_call=False)
 
@@ -33,8 +36,16 @@ class ModuleStack:
         self._stack.clear()
         self.path = ""
 
+    def _learn(self) -> None:
+        if self._model is not None:
+            for name, module in self._model.named_modules():
+                self._names[module] = name or type(module).__name__
+
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
-        name = self._names.get(id(module))
+        if module not in self._names:  # not of the model, or put into it since: AutoTP replaces layers
+            self._names[module] = None
+            self._learn()
+        name = self._names[module]
         self._stack.append(self.path)
         if name is not None:
             self.path = name

@@ -61,7 +61,8 @@ NVME = {"device": "nvme", "nvme_path": FOLDER, "pin_memory": True}
 ON_NVME = partitioned(offload_optimizer=NVME, offload_param=NVME)
 PARALLEL = {"zero_stage": 1, "ds_config": {
     "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
-    "tensor_parallel": {"autotp_size": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    "tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
 }}  # fmt: skip
 NEEDS: dict[str, dict[str, Any]] = {
     "cpu_adam": {"offload": Offload.OPTIMIZER},
