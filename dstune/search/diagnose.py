@@ -33,6 +33,8 @@ def _sign(pattern: str, outcome: Outcome, detail: str, source: str) -> Sign:
 
 
 KILLED = "a process was killed (signal 9), by someone or for want of host memory"
+VANISHED = "the rank vanished without an error: killed, by someone or for want of host memory"
+"""The launcher saw only the ranks that lost it: DeepSpeed's looks once a second, in the order of ranks."""
 
 SIGNS = (
     _sign(r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", Outcome.OOM,
@@ -124,6 +126,8 @@ def diagnose(evidence: Evidence) -> Ending:
     if not failed and (said := _find(LAUNCHER_SIGNS, evidence.launcher, None)):
         return said
     shown = next(iter(failed), None)
+    if shown is None and _signal(evidence) is None and (lost := _lost(evidence.logs)) is not None:
+        return Ending(outcome=Outcome.CRASH, detail=VANISHED, rank=lost, log_lines=_lines_of(evidence, lost))
     lines = _lines_of(evidence, shown)
     return Ending(outcome=Outcome.CRASH, detail=_last_words(evidence, lines), rank=shown, log_lines=lines)
 
@@ -143,16 +147,35 @@ def _lines_of(evidence: Evidence, rank: int | None) -> tuple[str, ...]:
 def _last_words(evidence: Evidence, lines: Sequence[str]) -> str:
     if lines:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
-    number = next((-status for status in evidence.statuses if status < 0), None)
+    number = _signal(evidence)
     if number == signal.SIGKILL:
         return KILLED
     return f"signal {number}" if number else f"exit status {next((s for s in evidence.statuses if s), 0)}"
 
 
+def _signal(evidence: Evidence) -> int | None:
+    """What ended a process. Not SIGTERM if there is another: that is how the rest is asked to end."""
+    signals = [-status for status in evidence.statuses if status < 0]
+    return next((number for number in signals if number != signal.SIGTERM), next(iter(signals), None))
+
+
+def _lost(logs: Mapping[int, Sequence[str]]) -> int | None:
+    """The rank without an exception of its own, if another one says that it lost a rank."""
+    silent = [rank for rank, lines in sorted(logs.items()) if _exception_in(lines) is None]
+    is_missed = any(is_bereft(line) for lines in logs.values() for line in _exception_in(lines) or ())
+    return silent[0] if len(silent) == 1 and is_missed else None
+
+
 def _fell_by_itself(lines: Sequence[str]) -> bool:
     """Whether a rank's log ends in an exception that is not the loss of another rank."""
+    exception = _exception_in(lines)
+    return exception is not None and not any(map(is_bereft, exception))
+
+
+def _exception_in(lines: Sequence[str]) -> Sequence[str] | None:
+    """A log from its first exception on."""
     start = next((n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
-    return start is not None and not any(map(is_bereft, lines[start:]))
+    return None if start is None else lines[start:]
 
 
 def _around(lines: Sequence[str], line: str) -> tuple[str, ...]:

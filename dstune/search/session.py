@@ -209,8 +209,9 @@ def _report(folder: Path, rank: int) -> dict[str, Any]:
 
 def _logs(folder: Path, num_ranks: int) -> dict[int, list[str]]:
     """The last lines of each rank's log; the launcher's own as rank 0's where no rank came to life."""
-    logs = {rank: lines for rank in range(num_ranks) if (lines := _last_lines(folder / f"rank-{rank}.log"))}
-    if not logs and (lines := _last_lines(folder / "launcher.log")):
+    files = {rank: folder / f"rank-{rank}.log" for rank in range(num_ranks)}
+    logs = {rank: _last_lines(file) for rank, file in files.items() if file.exists()}
+    if not any(logs.values()) and (lines := _last_lines(folder / "launcher.log")):
         logs[0] = lines
     return logs
 

@@ -58,6 +58,6 @@ def test_two_ranks_train_together(launcher: str, tmp_path: Path) -> None:
 def test_a_killed_rank_ends_the_trial_and_is_named(launcher: str, tmp_path: Path) -> None:
     trial = try_once(Fault("kill", launcher=launcher), tmp_path / "study", Accelerator.CPU, 2)
     assert trial.ending.outcome is Outcome.CRASH, trial.ending
-    if launcher in {"torchrun", "deepspeed"}:
-        assert "signal 9" in trial.ending.detail
+    if launcher in {"torchrun", "deepspeed"}:  # DeepSpeed's may see only the rank that lost the other
+        assert "killed" in trial.ending.detail
     assert left_behind(tmp_path / "study") == []
