@@ -23,6 +23,9 @@ CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 LOG_LINES = 400
 """Last lines of a rank's log that are looked at."""
 
+CUT = "cut short by --budget"
+"""How the detail of a trial begins that would have had more time, had the search."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -118,7 +121,8 @@ class Session:
             trial = self._try(choice, min(self.limits.trial_timeout_s, max(left, 1.0)), memory)
             self.journal.add(trial)
             if trial.ending.outcome is Outcome.INTERRUPTED:
-                self.is_interrupted = True
+                self.is_interrupted = not trial.ending.detail.startswith(CUT)
+                self.stopped_by = "" if self.is_interrupted else "--budget"
                 return
             self._tell(trial)
             self.on_trial(trial, self.best)
@@ -155,6 +159,9 @@ class Session:
                 launcher=_last_lines(folder / "launcher.log"),
             )
             ending = Ending(outcome=Outcome.OK) if measured else diagnose(evidence)
+            if ending.outcome is Outcome.HANG and timeout_s < self.limits.trial_timeout_s:
+                said = {"outcome": Outcome.INTERRUPTED, "detail": f"{CUT}, {ending.detail}"}
+                ending = ending.model_copy(update=said)  # nothing against the setting: a resumed search tries it again
         wall_s = time.monotonic() - start
         release(build_locks() - locks)
         missing = memory.wait_until_back() if order.accelerator is Accelerator.CUDA else 0

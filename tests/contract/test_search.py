@@ -108,6 +108,18 @@ def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tiny: str, tmp_path: Path)
     assert '"interrupted"' in (folder / "journal.jsonl").read_text()
 
 
+def test_a_trial_that_the_budget_cuts_short_is_tried_again(tiny: str, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    done = search(tiny, folder, "--max-trials", "1", "--budget", "1s")
+    assert done.returncode == ExitCode.NEGATIVE, done.stderr
+    assert "cut short by --budget" in done.stdout
+    again = search(tiny, folder, "--max-trials", "1", "--json")
+    assert again.returncode == ExitCode.OK, again.stderr
+    data = document(again)["data"]
+    assert [trial["ending"]["outcome"] for trial in data["trials"]] == ["ok"]
+    assert len(trials_in(folder)) == 2
+
+
 @pytest.mark.parametrize("words", [("--dry-run", "--gpu", "24GiB"), ("--launcher", "virtual", "--gpu", "24GiB")])
 def test_without_a_gpu_what_would_be_tried_is_said(words: tuple[str, ...], tiny: str, tmp_path: Path) -> None:
     done = dstune(
