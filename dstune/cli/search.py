@@ -258,7 +258,7 @@ def _finish(best: Trial | None, trials: list[Trial], stopped_by: str, folder: Pa
     if best is not None:
         out.print(f"Written: {path}", soft_wrap=True)
     for warning in warnings:
-        text.console(stderr=True).print(f"warning: {warning}; --steps 20 times more steps", soft_wrap=True)
+        text.console(stderr=True).print(f"warning: {warning}", soft_wrap=True)
     return code
 
 

@@ -38,18 +38,24 @@ def trial_line(trial: Trial, best: Trial | None) -> Text:
         said = f"{trial.ending.detail}{where}; log: {trial.log_folder}"
         return Text.assemble(head, (f"{trial.ending.outcome.value:<8}", color), said)
     ratio = trial.samples_per_s / best.samples_per_s if best and best.samples_per_s else 1.0
-    return Text.assemble(head, (f"{trial.ending.outcome.value:<8}", color), _numbers(trial), f"{ratio:6.2f}")
+    return Text.assemble(head, (f"{trial.ending.outcome.value:<8}", color), _numbers([trial]), f"{ratio:6.2f}")
 
 
-def _numbers(trial: Trial) -> str:
-    measured = trial.measurement
-    assert measured is not None
-    rate = f"{trial.tokens_per_s:>10,.0f} tokens/s +-{measured.spread / 2:4.1%}"
-    step = f"  step {measured.step_s:.3f} s"
-    if measured.peak_reserved_bytes is None:
+def _numbers(same: Sequence[Trial]) -> str:
+    """Throughput and memory of a setting's trials: the means, the widest spread, the highest peak."""
+    measured = [trial.measurement for trial in same if trial.measurement is not None]
+    rate = f"{_mean_tokens_per_s(same):>10,.0f} tokens/s +-{max(one.spread for one in measured) / 2:4.1%}"
+    step = f"  step {fmean(one.step_s for one in measured):.3f} s"
+    peaks = [one.peak_reserved_bytes for one in measured if one.peak_reserved_bytes is not None]
+    predicted_bytes = same[0].predicted_bytes
+    if not peaks:
         return rate + step
-    predicted = "-" if trial.predicted_bytes is None else gib(trial.predicted_bytes)
-    return f"{rate}{step}  reserved {gib(measured.peak_reserved_bytes)} GiB, predicted {predicted}"
+    predicted = "-" if predicted_bytes is None else gib(predicted_bytes)
+    return f"{rate}{step}  reserved {gib(max(peaks))} GiB, predicted {predicted}"
+
+
+def _mean_tokens_per_s(same: Sequence[Trial]) -> float:
+    return fmean(trial.tokens_per_s for trial in same)
 
 
 def plan_lines(tracks: Sequence[Track], max_trials: int, budget_s: float) -> list[str]:
@@ -67,7 +73,7 @@ def plan_lines(tracks: Sequence[Track], max_trials: int, budget_s: float) -> lis
     num_varied = sum(track.base is not None for track in tracks)
     if num_varied:
         lines.append(f"  the best of them varied in one key (--axes): {num_varied} variants in all")
-    return [f"{count} settings, at most {max_trials} trials and {budget_s / 60:.0f} minutes:", *lines]
+    return [f"{count} settings, at most {max_trials} trials and {budget_s / 60:.3g} minutes:", *lines]
 
 
 def _sizes(track: Track) -> str:
@@ -86,27 +92,31 @@ def answer_lines(best: Trial | None, trials: Sequence[Trial], stopped_by: str) -
     if best is None:
         return [Text("No trial ended well", "red"), *_reasons(trials)]
     by_setting = _by_setting(trials)
-    rates = {name: fmean(one.samples_per_s for one in same) for name, same in by_setting.items()}
+    rates = {name: _mean_tokens_per_s(same) for name, same in by_setting.items()}
     top = rates[setting(best)]
     lines = [Text(), Text("By throughput (best = 1.00; measured more than once: the mean):")]
     ranked = sorted(rates, key=lambda name: -rates[name])
-    lines += [Text(f"{rates[name] / top:6.2f}  {name:<38}{_numbers(by_setting[name][0])}") for name in ranked]
+    lines += [Text(f"{rates[name] / top:6.2f}  {name:<38}{_numbers(by_setting[name])}") for name in ranked]
     alone = "" if best.has_communication else " (other ranks emulated: without communication)"
-    lines += [Text(), Text(f"Fastest: {setting(best)}, {best.tokens_per_s:,.0f} tokens/s{alone}", "green")]
+    lines += [Text(), Text(f"Fastest: {setting(best)}, {top:,.0f} tokens/s{alone}", "green")]
     return [*lines, Text(f"{len(trials)} trials; ended by: {stopped_by}")]
 
 
 def noise_lines(trials: Sequence[Trial]) -> list[str]:
     """Warnings of measurements that scatter, and what would help."""
-    lines = [
-        f"trial {trial.number} scatters by {trial.measurement.spread:.0%} over {trial.measurement.num_steps} steps"
-        for trial in trials
-        if trial.measurement and trial.measurement.spread > NOISE
-    ]
+    measured = [(trial.number, trial.measurement) for trial in trials if trial.measurement]
+    lines = []
+    if noisy := [(one.spread, number) for number, one in measured if one.spread > NOISE]:
+        spread, number = max(noisy)
+        share = f"{len(noisy)} of {len(measured)} trials"
+        lines.append(f"in {share} the steps differ by more than {NOISE:.0%}, at most {spread:.0%} in trial {number}")
     for name, same in _by_setting(trials).items():
         rates = [trial.samples_per_s for trial in same]
         if max(rates) > min(rates) * (1 + NOISE):
             lines.append(f"{name} differs by {max(rates) / min(rates) - 1:.0%} from one trial to the next")
+    if lines:
+        steps = 3 * max(one.num_steps for _, one in measured)
+        lines.append(f"the ranking may be chance; see what else runs on the machine, or --restart --steps {steps}")
     return lines
 
 
