@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from dstune.dsconfig import varied_keys
 from dstune.plan import TrainingPlan
-from dstune.search.space import Track, track_of
+from dstune.search.space import Track, track_of, variants
 from dstune.search.strategy import Choice, Climb
 from dstune.vocab import Checkpointing, Offload, Verdict
 from tests.accuracy.record import load_rows
@@ -99,3 +100,36 @@ def test_the_pick_is_near_the_best_of_the_grid(name: str) -> None:
     assert num_trials <= MAX_TRIALS
     assert num_trials * 3 <= grid.num_settings
     assert regret <= WORST_REGRET
+
+
+def test_keys_are_varied_around_the_winner_only() -> None:
+    """With `--axes`, a key is changed at the best setting alone, and the faster value wins."""
+    stages = [track_of(TrainingPlan(zero_stage=stage), 16, [4, 8]) for stage in (1, 2)]
+    varied = variants(stages, ["overlap_comm", "reduce_bucket_size"])
+    tracks = [*stages, *varied]
+    strategy = Climb(tracks)
+    tried: list[Choice] = []
+    while (choice := strategy.ask()) is not None and len(tried) < MAX_TRIALS:
+        tried.append(choice)
+        track, position = choice
+        stage = tracks[track].plans[0].zero_stage
+        overlaps = varied_keys(tracks[track].plans[0]).get("overlap_comm")
+        strategy.tell(choice, {1: 10.0, 2: 8.0}[stage] * (1 + position / 10) * (1.2 if overlaps else 1))
+    assert {tracks[track].base for track, _ in tried if tracks[track].base is not None} == {0}
+    assert len({track for track, _ in tried if tracks[track].base == 0}) == sum(one.base == 0 for one in varied)
+    best = strategy.best()
+    assert best is not None
+    assert tracks[best[0]].plans[best[1]].micro_batch == 8
+    assert varied_keys(tracks[best[0]].plans[0]) == {"overlap_comm": True}
+
+
+def test_a_varied_key_that_runs_out_of_memory_costs_one_trial() -> None:
+    stages = [track_of(TrainingPlan(zero_stage=2), 16, [4, 8])]
+    tracks = [*stages, *variants(stages, ["overlap_comm"])]
+    strategy = Climb(tracks)
+    tried: list[Choice] = []
+    while (choice := strategy.ask()) is not None and len(tried) < MAX_TRIALS:
+        tried.append(choice)
+        strategy.tell(choice, 0.0 if choice[0] == 1 else 10.0 + choice[1])
+    assert [choice for choice in tried if choice[0] == 1] == [(1, 1)]
+    assert strategy.best() == (0, 1)
