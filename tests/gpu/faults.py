@@ -2,7 +2,7 @@
 
 python -m tests.gpu.faults FOLDER OUT.jsonl [NUMBER]
 
-With a number, so many are left out at the start: the device is lent for minutes.
+With a number, so many are left out at the start: a run that was cut short is taken up there.
 """
 
 import importlib.metadata

@@ -3,7 +3,7 @@
 python -m tests.gpu.grid MODEL FOLDER --memory-cap 24GiB --global-batch 16 --seq-len 1024
 
 Each trial is the job that a search runs, in a process forked where torch and transformers are already imported: a grid
-is long, and the device is lent for minutes.
+is long, and importing them takes longer than a trial's steps.
 """
 
 import argparse
@@ -107,6 +107,7 @@ def main() -> int:
     parser.add_argument("--zero", default="1,2,3")
     parser.add_argument("--offload", default="none,optimizer")
     parser.add_argument("--checkpointing", default="off")
+    parser.add_argument("--micro-batch", default=None, help="a list; all that divide the global batch if left out")
     parser.add_argument("--budget-s", type=float, default=500)
     options = parser.parse_args()
     spec = resolve(options.model, trust_remote_code=False)
@@ -119,7 +120,8 @@ def main() -> int:
         None, None, None, None, True, None,  # noqa: FBT003
     )  # fmt: skip
     plans, _ = read_plans(words, spec, cluster)
-    tracks: list[Track] = [track_of(plan, options.global_batch, None) for plan in plans]
+    sizes = [int(size) for size in options.micro_batch.split(",")] if options.micro_batch else None
+    tracks: list[Track] = [track_of(plan, options.global_batch, sizes) for plan in plans]
     tracks = fit_tracks(tracks, spec, cluster)
     template = JobOrder(
         plan=plans[0],
