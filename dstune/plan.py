@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dstune.vocab import Attention, Checkpointing, Offload, Precision
+from dstune.vocab import DEFAULT_OPTIMIZER, Attention, Checkpointing, ClientOptimizer, Offload, Precision
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -41,10 +41,12 @@ class TrainingPlan(BaseModel):
     """Tokens a sequence. Image models ignore it."""
     activation_checkpointing: Checkpointing = Checkpointing.OFF
     """Whether the forward is recomputed in the backward."""
-    optimizer: str = "AdamW"
+    optimizer: str = DEFAULT_OPTIMIZER
     """DeepSpeed's `optimizer.type`."""
     world_size: Positive = 1
-    """Data-parallel ranks, all nodes together."""
+    """Ranks, all nodes together."""
+    sequence_parallel_size: Positive = 1
+    """Ranks that share each sequence (Ulysses); the world's are divided into groups of so many."""
     ranks_per_node: Positive = 1
     """Processes that share one host's memory."""
     attention: Attention = Attention.SDPA
@@ -57,14 +59,24 @@ class TrainingPlan(BaseModel):
     """Shell patterns of parameters that get no gradient."""
     load_dtype: str | None = None
     """The type the weights are loaded in, if not float32."""
-    client_optimizer: Literal["adam", "adamw", "adafactor", "sgd"] | None = None
-    """A torch optimizer given to `deepspeed.initialize`, instead of DeepSpeed's own."""
+    client_optimizer: ClientOptimizer | None = None
+    """One that the script makes and gives to `deepspeed.initialize`, instead of DeepSpeed's own."""
     alloc_conf: str | None = None
     """`PYTORCH_ALLOC_CONF` of the training process."""
     zero_init: bool = False
     """Whether the model is built under `deepspeed.zero.Init`."""
     ds_config: dict[str, Any] | None = None
     """A whole ds_config that replaces what the other fields would make."""
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Groups of ranks that train on sequences of their own."""
+        return self.world_size // self.sequence_parallel_size
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences a step, over all ranks."""
+        return self.micro_batch * self.gradient_accumulation_steps * self.data_parallel_size
 
     def digest(self) -> str:
         """Twelve hexadecimal digits that name this plan."""

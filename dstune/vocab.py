@@ -33,6 +33,39 @@ class Checkpointing(StrEnum):
     """DeepSpeed's own, with what `activation_checkpointing` of the ds_config says (partitioned, on the CPU)."""
 
 
+class ClientOptimizer(StrEnum):
+    """An optimizer that the training script makes and hands to `deepspeed.initialize`."""
+
+    ADAM = "adam"
+    ADAMW = "adamw"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+    """With momentum."""
+    ADAM_8BIT = "adam8bit"
+    ADAMW_8BIT = "adamw8bit"
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether ZeRO takes it without `zero_allow_untested_optimizer`.
+
+        Source: deepspeed 0.19.8 `runtime/zero/utils.py`, ZERO_SUPPORTED_OPTIMIZERS.
+        """
+        return self in {ClientOptimizer.ADAM, ClientOptimizer.ADAMW}
+
+
+DEFAULT_OPTIMIZER = "AdamW"
+"""DeepSpeed makes it, unless another is asked for."""
+CLIENT_OPTIMIZERS = {
+    "torch.Adam": ClientOptimizer.ADAM,
+    "torch.AdamW": ClientOptimizer.ADAMW,
+    "torch.Adafactor": ClientOptimizer.ADAFACTOR,
+    "torch.SGD": ClientOptimizer.SGD,
+    "bitsandbytes.Adam8bit": ClientOptimizer.ADAM_8BIT,
+    "bitsandbytes.AdamW8bit": ClientOptimizer.ADAMW_8BIT,
+}
+"""What users call them."""
+
+
 class Attention(StrEnum):
     """How the model computes attention."""
 

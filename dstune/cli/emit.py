@@ -29,6 +29,7 @@ from dstune.search.journal import read_lines
 from dstune.search.space import read_global_batch
 from dstune.search.trial import Trial
 from dstune.units import gib
+from dstune.vocab import DEFAULT_OPTIMIZER
 
 SOURCE = "Source"
 SIDECAR = ".dstune.json"
@@ -73,7 +74,8 @@ def emit_config(
     ] = None,
     checkpointing: options.CheckpointingWord = "both",
     seq_len: options.SeqLen = None,
-    optimizer: options.Optimizer = "AdamW",
+    optimizer: options.Optimizer = DEFAULT_OPTIMIZER,
+    sequence_parallel: options.SequenceParallel = 1,
     attention: options.AttentionWord = "sdpa",
     target: Annotated[
         str, typer.Option("--for", metavar="|".join(TARGETS), help="Who reads it.", rich_help_panel=options.OUTPUT)
@@ -116,7 +118,7 @@ def emit_config(
             raise UsageError("a study and --from-estimate are both given", hint="pass one of them")
         words = Words(
             zero, offload, precision or "all", checkpointing, None, None, seq_len, optimizer, attention,
-            None, None, None, None, True, None,  # noqa: FBT003
+            None, None, None, None, True, None, sequence_parallel,  # noqa: FBT003
         )  # fmt: skip
         machine = (gpu, gpus, nodes, host_memory)
         chosen = _from_estimate(from_estimate, machine, global_batch, words, jobs, is_free=precision is None)
@@ -180,7 +182,8 @@ def _from_estimate(
     if found is None:
         return None
     plan, needed = found.estimate.plan, found.estimate.gpu
-    sizes = f"{plan.micro_batch} x {plan.gradient_accumulation_steps} x {plan.world_size} ranks = {batch}"
+    ranks = "ranks" if plan.sequence_parallel_size == 1 else "groups of ranks"
+    sizes = f"{plan.micro_batch} x {plan.gradient_accumulation_steps} x {plan.data_parallel_size} {ranks} = {batch}"
     because = [f"the least communication and recomputation that fits: {describe(plan)}"]
     because += [f"batch {sizes}; needs {gib(needed.needed_bytes)} of {gib(needed.capacity_bytes)} GiB"]
     because += [

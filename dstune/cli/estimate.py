@@ -1,5 +1,6 @@
 """`dstune estimate`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,7 @@ from dstune.plan import TrainingPlan
 from dstune.report import text
 from dstune.report.machine import envelope, estimate_entry, refusal_entry
 from dstune.report.table import Layout
-from dstune.vocab import Routing
+from dstune.vocab import DEFAULT_OPTIMIZER, Routing
 
 Result = Estimate | Refusal
 
@@ -32,7 +33,8 @@ def estimate(
     micro_batch: options.MicroBatch = None,
     accumulation: options.Accumulation = None,
     seq_len: options.SeqLen = None,
-    optimizer: options.Optimizer = "AdamW",
+    optimizer: options.Optimizer = DEFAULT_OPTIMIZER,
+    sequence_parallel: options.SequenceParallel = 1,
     attention: options.AttentionWord = "sdpa",
     lora: options.Lora = None,
     freeze: options.Freeze = None,
@@ -60,7 +62,7 @@ def estimate(
     cluster = read_cluster(gpu, gpus, nodes, host_memory)
     words = Words(
         zero, offload, precision, checkpointing, micro_batch, accumulation, seq_len, optimizer, attention, lora,
-        alloc_conf, ds_config, plan, zero_init, freeze,
+        alloc_conf, ds_config, plan, zero_init, freeze, sequence_parallel,
     )  # fmt: skip
     plans, from_file = read_plans(words, spec, cluster)
     chosen = options.one_of(routing, "--routing", Routing, tuple(Routing))
@@ -86,11 +88,21 @@ def estimate(
         results,
         plans,
         cluster,
-        (spec.name, model),
+        (spec.name, _carried(model, ds_config, host_memory, routing, trust_remote_code=trust_remote_code)),
         from_file=from_file,
         find_largest=words.wants_largest,
         exit_zero=exit_zero,
     )
+
+
+def _carried(
+    model: str, ds_config: str | None, host_memory: str | None, routing: str, *, trust_remote_code: bool
+) -> str:
+    """The model, and the options that a plan does not hold, for the next command."""
+    values = {"--ds-config": ds_config, "--host-memory": host_memory}
+    values["--routing"] = None if routing == Routing.BALANCED.value else routing
+    said = [part for flag, value in values.items() if value is not None for part in (flag, value)]
+    return shlex.join([model, *said, *(["--trust-remote-code"] if trust_remote_code else [])])
 
 
 def _ordered(found: Iterator[tuple[int, Result]]) -> Iterator[Result]:
@@ -114,8 +126,8 @@ def _show(
     find_largest: bool,
     exit_zero: bool,
 ) -> ExitCode:
-    """Print rows as they are done. `names` is the model's name and the word that was typed for it."""
-    name, word = names
+    """Print rows as they are done. `names` is the model's name and the words that the next command needs."""
+    name, words = names
     out = text.console()
     layout = Layout.of(plans, find_largest=find_largest)
     done: list[Result] = []
@@ -134,7 +146,7 @@ def _show(
     out.print()
     for note in _notes(done):
         out.print(f"Note: {note}")
-    for line in text.answer(done, word, cluster):
+    for line in text.answer(done, words, cluster):
         out.print(line)
     return _exit_code(done, exit_zero=exit_zero)
 

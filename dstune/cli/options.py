@@ -94,7 +94,23 @@ SeqLen = Annotated[
         "--seq-len", help="Tokens a sequence. Default: 1024, or what the model takes.", rich_help_panel=TRAINING
     ),
 ]
-Optimizer = Annotated[str, typer.Option("--optimizer", help="DeepSpeed's optimizer type.", rich_help_panel=TRAINING)]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        help="DeepSpeed's optimizer type, or the script's own: torch.AdamW, bitsandbytes.AdamW8bit, ...",
+        rich_help_panel=TRAINING,
+    ),
+]
+SequenceParallel = Annotated[
+    int,
+    typer.Option(
+        "--sequence-parallel",
+        metavar="N",
+        help="GPUs that share each sequence (Ulysses).",
+        rich_help_panel=TRAINING,
+    ),
+]
 ZeroInit = Annotated[
     bool,
     typer.Option(
@@ -189,12 +205,13 @@ def one_of(text: str, flag: str, read: Callable[[str], T], allowed: tuple[str, .
     """Read a word that may not be a list.
 
     Raises:
-        UsageError: It is not allowed, or several.
+        UsageError: It is not allowed; a list never is.
     """
-    found = listed(text, flag, read, allowed)
-    if len(found) > 1:
-        raise UsageError(f"{flag} takes one value, not `{text}`", hint=f"use one of {', '.join(allowed)}")
-    return found[0]
+    if text not in allowed:
+        is_list = text == "all" or "," in text
+        said = f"{flag} takes one value, not `{text}`" if is_list else f"`{text}` is no value of {flag}"
+        raise UsageError(said, hint=f"use one of {', '.join(allowed)}")
+    return read(text)
 
 
 def at_least_one(number: int | None, flag: str) -> None:

@@ -18,7 +18,7 @@ from dstune.jsonfile import read_json
 from dstune.model import ModelSpec
 from dstune.plan import LoraPlan, TrainingPlan
 from dstune.units import parse_bytes
-from dstune.vocab import Attention, Checkpointing, Offload, Precision
+from dstune.vocab import CLIENT_OPTIMIZERS, Attention, Checkpointing, ClientOptimizer, Offload, Precision
 
 DEFAULT_SEQ_LEN = 1024
 LEARNED_POSITIONS = {
@@ -52,6 +52,7 @@ class Words:
     plan: str | None
     zero_init: bool
     freeze: str | None
+    sequence_parallel: int = 1
 
     @property
     def wants_largest(self) -> bool:
@@ -88,6 +89,7 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
     for number, flag in (
         (words.accumulation, "--accumulation"),
         (words.seq_len, "--seq-len"),
+        (words.sequence_parallel, "--sequence-parallel"),
     ):
         at_least_one(number, flag)
     AllocConf.parse(words.alloc_conf)  # finds a fault before anything slow
@@ -96,7 +98,9 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
         gradient_accumulation_steps=words.accumulation or 1,
         seq_len=_seq_len(words.seq_len, model),
         optimizer=words.optimizer,
+        client_optimizer=_client_optimizer(words.optimizer),
         world_size=cluster.world_size,
+        sequence_parallel_size=words.sequence_parallel,
         ranks_per_node=cluster.gpus_per_node,
         attention=one_of(words.attention, "--attention", Attention, tuple(Attention)),
         attention_mask=None,
@@ -104,18 +108,38 @@ def read_plans(words: Words, model: ModelSpec, cluster: Cluster) -> tuple[list[T
         freeze=tuple(part for part in (words.freeze or "").split(",") if part),
         alloc_conf=words.alloc_conf,
     )
+    _refuse_uneven(base)
     plans = _rows(words, base, cluster)
     if words.ds_config is None:
         return plans, False
     config = without_auto(read_ds_config(Path(words.ds_config)), base, hidden_size(model))
     first = plan_of(config, base)
+    _refuse_uneven(first)
     first = first.model_copy(update={"zero_init": words.zero_init and first.zero_stage == 3})
     sizes = {
         "micro_batch": micro_batch or first.micro_batch,
         "gradient_accumulation_steps": words.accumulation or first.gradient_accumulation_steps,
         "optimizer": first.optimizer,
+        "sequence_parallel_size": first.sequence_parallel_size,
     }
     return [first, *(vary(config, plan.model_copy(update=sizes)) for plan in plans)], True
+
+
+def _refuse_uneven(plan: TrainingPlan) -> None:
+    """Ranks and tokens must go into the groups that share sequences."""
+    for number, what in ((plan.world_size, "GPUs"), (plan.seq_len, "tokens of a sequence")):
+        if number % plan.sequence_parallel_size:
+            raise UsageError(
+                f"--sequence-parallel {plan.sequence_parallel_size} does not divide the {number} {what}",
+                hint="it must divide the GPUs of all nodes together, and --seq-len",
+            )
+
+
+def _client_optimizer(word: str) -> ClientOptimizer | None:
+    """What the script hands to DeepSpeed, if the word has a package in front; else DeepSpeed makes its own."""
+    if "." not in word:
+        return None
+    return one_of(word, "--optimizer", CLIENT_OPTIMIZERS.__getitem__, tuple(CLIENT_OPTIMIZERS))
 
 
 def _rows(words: Words, base: TrainingPlan, cluster: Cluster) -> list[TrainingPlan]:

@@ -29,7 +29,7 @@ from dstune.search.space import AXES, Track, read_global_batch, track_of, varian
 from dstune.search.strategy import Climb
 from dstune.search.trial import Accelerator, JobOrder, Trial
 from dstune.units import parse_bytes
-from dstune.vocab import Verdict
+from dstune.vocab import DEFAULT_OPTIMIZER, Verdict
 
 SEARCH = "Search"
 CPU, VIRTUAL = "cpu", "virtual"
@@ -72,7 +72,8 @@ def search(
         typer.Option("--micro-batch", metavar="LIST", help="Only these micro-batches.", rich_help_panel=SEARCH),
     ] = None,
     seq_len: options.SeqLen = None,
-    optimizer: options.Optimizer = "AdamW",
+    optimizer: options.Optimizer = DEFAULT_OPTIMIZER,
+    sequence_parallel: options.SequenceParallel = 1,
     attention: options.AttentionWord = "sdpa",
     lora: options.Lora = None,
     zero_init: options.ZeroInit = True,
@@ -146,7 +147,7 @@ def search(
     limits = Limits(seconds(budget, "--budget"), max_trials, seconds(trial_timeout, "--trial-timeout"))
     words = Words(
         zero, offload, precision, checkpointing, None, None, seq_len, optimizer, attention, lora, None, None, None,
-        zero_init, None,
+        zero_init, None, sequence_parallel,
     )  # fmt: skip
     layout = Layout(num_nodes=nodes, hostfile=Path(hostfile) if hostfile else None)
     name = options.one_of(launcher or default_launcher(layout), "--launcher", str, (*LAUNCHERS, CPU, VIRTUAL))

@@ -8,8 +8,13 @@ from dstune.vocab import Offload, Precision
 
 def ds_config_for(plan: TrainingPlan) -> dict[str, Any]:
     """The whole ds_config of a plan: its own, if it brings one, else one made of its fields."""
-    if plan.ds_config is not None:
-        return dict(plan.ds_config)
+    config = _own_config(plan) if plan.ds_config is None else dict(plan.ds_config)
+    if plan.sequence_parallel_size > 1:  # zero.Init counts the ranks by it, before there are groups
+        config.setdefault("sequence_parallel_size", plan.sequence_parallel_size)
+    return config
+
+
+def _own_config(plan: TrainingPlan) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
@@ -18,6 +23,8 @@ def ds_config_for(plan: TrainingPlan) -> dict[str, Any]:
     }
     if plan.client_optimizer is None:
         config["optimizer"] = {"type": plan.optimizer, "params": {"lr": 1e-5}}
+    elif plan.zero_stage and not plan.client_optimizer.is_tested:
+        config["zero_allow_untested_optimizer"] = True  # without it DeepSpeed refuses
     if plan.precision is not Precision.FP32:
         config[plan.precision.value] = {"enabled": True}
     return config

@@ -7,7 +7,7 @@ import hjson
 
 from dstune.errors import ConfigFileError, UsageError
 from dstune.plan import TrainingPlan
-from dstune.vocab import Offload, Precision
+from dstune.vocab import ClientOptimizer, Offload, Precision
 
 AUTO = "auto"
 """What Hugging Face's Trainer replaces; DeepSpeed itself cannot read it."""
@@ -64,7 +64,7 @@ def without_auto(config: dict[str, Any], plan: TrainingPlan, hidden_size: int) -
     known = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "train_batch_size": plan.micro_batch * plan.gradient_accumulation_steps * plan.world_size,
+        "train_batch_size": plan.global_batch,
         "gradient_clipping": 1.0,
         "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
         "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
@@ -98,13 +98,16 @@ def plan_of(config: dict[str, Any], plan: TrainingPlan) -> TrainingPlan:
     zero = config.get("zero_optimization") or {}
     zero = zero if isinstance(zero, dict) else {}
     accumulation = _number(config, "gradient_accumulation_steps") or plan.gradient_accumulation_steps
+    shared = _number(config, "sequence_parallel_size") or plan.sequence_parallel_size
+    num_groups = max(1, plan.world_size // shared)
     micro = _number(config, "train_micro_batch_size_per_gpu")
     total = _number(config, "train_batch_size")
     if micro is None and total is not None:
-        micro, rest = divmod(total, accumulation * plan.world_size)
+        micro, rest = divmod(total, accumulation * num_groups)
         if rest or micro < 1:
             raise UsageError(
-                f"train_batch_size {total} does not divide by accumulation {accumulation} x {plan.world_size} GPUs",
+                f"train_batch_size {total} does not divide by accumulation {accumulation} x {num_groups} "
+                + ("GPUs" if shared == 1 else f"groups of {shared} GPUs"),
                 hint="give train_micro_batch_size_per_gpu, or another number of --gpus",
             )
     stage = zero.get("stage", 0)
@@ -116,6 +119,7 @@ def plan_of(config: dict[str, Any], plan: TrainingPlan) -> TrainingPlan:
                 "precision": _precision(config),
                 "micro_batch": micro or plan.micro_batch,
                 "gradient_accumulation_steps": accumulation,
+                "sequence_parallel_size": shared,
                 "optimizer": str((config.get("optimizer") or {}).get("type", plan.optimizer)),
                 **_optimizer_of(config, plan),
             }
@@ -133,7 +137,7 @@ def _optimizer_of(config: dict[str, Any], plan: TrainingPlan) -> dict[str, Any]:
     if "optimizer" in config or plan.client_optimizer is not None:
         return {"ds_config": config}
     if _offload(config.get("zero_optimization") or {}) is Offload.NONE:
-        return {"ds_config": config, "client_optimizer": "adamw"}
+        return {"ds_config": config, "client_optimizer": ClientOptimizer.ADAMW}
     return {"ds_config": {**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}}
 
 

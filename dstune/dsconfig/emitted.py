@@ -17,7 +17,7 @@ def complete_config(plan: TrainingPlan) -> dict[str, Any]:
     """The plan's ds_config with all three batch sizes, which DeepSpeed then checks against each other."""
     config = ds_config_for(plan)
     sizes = {
-        "train_batch_size": plan.micro_batch * plan.gradient_accumulation_steps * plan.world_size,
+        "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
     }

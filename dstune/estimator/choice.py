@@ -64,10 +64,11 @@ def choose(
         UsageError: The global batch cannot be shared.
         DstuneError: No plan can be run at all.
     """
-    sizes = micro_batches_of(global_batch, cluster.world_size)
+    num_shares = plans[0].data_parallel_size
+    sizes = micro_batches_of(global_batch, num_shares)
     ordered = sorted(plans, key=cost_of)
     cache = ResultCache()
-    smallest = [with_batch(plan, sizes[0], global_batch // (sizes[0] * cluster.world_size)) for plan in ordered]
+    smallest = [with_batch(plan, sizes[0], global_batch // (sizes[0] * num_shares)) for plan in ordered]
     results: list[Estimate | Refusal] = []
     held: dict[int, Estimate | Refusal] = {}
     for number, result in estimate_plans(smallest, model, cluster, num_parallel=num_parallel, cache=cache):
@@ -96,7 +97,7 @@ def _largest(
     cache = ResultCache()
 
     def run(size: int) -> Estimate | None:
-        tried = with_batch(plan, size, global_batch // (size * cluster.world_size))
+        tried = with_batch(plan, size, global_batch // (size * plan.data_parallel_size))
         [(_, result)] = estimate_plans([tried], model, cluster, num_parallel=1, cache=cache)
         return result if isinstance(result, Estimate) and result.fits else None
 

@@ -30,7 +30,7 @@ from dstune.estimator.tape import Tape
 from dstune.estimator.tracer import Tracer
 from dstune.estimator.values import Values
 from dstune.model.build import BuiltModel, build
-from dstune.model.engine import forward, loss_of, make_engine
+from dstune.model.engine import make_engine, train_loss
 from dstune.plan import TrainingPlan
 from dstune.vocab import Checkpointing
 
@@ -67,7 +67,7 @@ def run(
         tracer.modules.watch(built.module)
         gc.collect()
         tracer.tape.mark("built")
-        engine = make_engine(built, job.plan.client_optimizer, ds_config_for(job.plan))
+        engine = make_engine(built, job.plan, ds_config_for(job.plan))
         gc.collect()
         tracer.tape.mark("initialized")
         steps = Steps(engine, built, job.plan, tracer)
@@ -121,7 +121,7 @@ class Steps:
     def _micro_step(self, batch: Any) -> Iterator[str]:
         tracer, engine = self._tracer, self._engine
         tracer.phase = "forward"
-        loss = loss_of(forward(engine, batch))
+        loss = train_loss(engine, batch)
         yield "fwd"
         tracer.phase = "backward"
         tracer.modules.reset()

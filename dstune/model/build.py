@@ -13,6 +13,7 @@ import torch
 from dstune.errors import ModelError
 from dstune.model import ModelSpec
 from dstune.model.batch import BatchShape, batch_for
+from dstune.model.ulysses import shard
 from dstune.plan import TrainingPlan
 from dstune.vocab import Attention, Checkpointing
 
@@ -61,7 +62,18 @@ def build(spec: ModelSpec, plan: TrainingPlan, around: contextlib.AbstractContex
     if config is not None:
         config.use_cache = False
     module.train()
-    return BuiltModel(module, built.make_batch)
+    return BuiltModel(module, _batches_of(built.make_batch, plan.sequence_parallel_size))
+
+
+def _batches_of(make_batch: MakeBatch, sequence_parallel_size: int) -> MakeBatch:
+    """The same, or parts of sequences if several ranks share them."""
+    if sequence_parallel_size == 1:
+        return make_batch
+
+    def make_part(micro_batch: int, seq_len: int, device: torch.device) -> Any:
+        return shard(make_batch(micro_batch, seq_len // sequence_parallel_size, device), micro_batch)
+
+    return make_part
 
 
 def _transformers_config(spec: ModelSpec) -> Any:

@@ -1,5 +1,6 @@
 """Tables and messages for people. Sizes in GiB; colour only repeats what a word says."""
 
+import shlex
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +16,7 @@ from dstune.estimator.result import Estimate, Refusal
 from dstune.model.presets import Preset
 from dstune.plan import TrainingPlan
 from dstune.units import count, gib
-from dstune.vocab import Checkpointing
+from dstune.vocab import CLIENT_OPTIMIZERS, DEFAULT_OPTIMIZER, Attention, Checkpointing
 
 WIDE = 160
 """Columns when standard output is no terminal: nothing may be cut."""
@@ -32,18 +33,19 @@ def caption(
     zero_init = ", ZeRO 3 under zero.Init" if any(one.zero_init for one in plans) else ""
     gpus = f"{cluster.world_size} x {cluster.gpu.name}"
     nodes = f" on {cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}"
+    shared = f", {plan.sequence_parallel_size} share each sequence" if plan.sequence_parallel_size > 1 else ""
     outside = overhead(cluster.world_size)
     host = "" if cluster.host_bytes is None else f", host {gib(cluster.host_bytes)} a node"
     return (
-        f"{name}, {count(first.num_parameters)} parameters, {plan.optimizer}, accumulation "
+        f"{name}, {count(first.num_parameters)} parameters, {optimizer_word(plan)}, accumulation "
         f"{plan.gradient_accumulation_steps}{checkpointing}{zero_init}\n"
-        f"{gpus}{nodes}, {micro_batch} x {plan.seq_len}; GiB: GPU "
+        f"{gpus}{nodes}{shared}, {micro_batch} x {plan.seq_len}; GiB: GPU "
         f"{gib(cluster.gpu.capacity_bytes)}{host}; outside torch {gib(outside.size_bytes)} (assumed)"
     )
 
 
-def answer(results: Sequence[Estimate | Refusal], model: str, cluster: Cluster) -> list[Text]:
-    """The last lines: what to do."""
+def answer(results: Sequence[Estimate | Refusal], words: str, cluster: Cluster) -> list[Text]:
+    """The last lines: what to do. `words` are the model's, and options that no plan knows."""
     fitting = [result for result in results if isinstance(result, Estimate) and result.fits]
     if not fitting:
         estimates = [result for result in results if isinstance(result, Estimate)]
@@ -55,7 +57,7 @@ def answer(results: Sequence[Estimate | Refusal], model: str, cluster: Cluster) 
         return _answer_largest(fitting, best)
     return [
         Text(f"Fits with the least communication and recomputation: {describe(best.plan)}", "green"),
-        Text(f"Next, a larger micro-batch: {_next_command(best.plan, model, cluster)}", "cyan"),
+        Text(f"Next, a larger micro-batch: {_next_command(best.plan, words, cluster)}", "cyan"),
     ]
 
 
@@ -67,16 +69,40 @@ def _answer_largest(fitting: Sequence[Estimate], cheapest: Estimate) -> list[Tex
     ]
 
 
-def _next_command(plan: TrainingPlan, model: str, cluster: Cluster) -> str:
-    """The same plan with twice the micro-batch."""
+def _next_command(plan: TrainingPlan, words: str, cluster: Cluster) -> str:
+    """The same plan with twice the micro-batch. `words` are the model's, and options that no plan knows."""
     nodes = f" --nodes {cluster.num_nodes}" if cluster.num_nodes > 1 else ""
     gpu = cluster.gpu.name.replace(" ", "-")
     return (
-        f"dstune estimate {model} --gpu {gpu} --gpus {cluster.gpus_per_node}{nodes} --zero {plan.zero_stage} "
+        f"dstune estimate {words} --gpu {gpu} --gpus {cluster.gpus_per_node}{nodes} --zero {plan.zero_stage} "
         f"--offload {plan.offload.value} --precision {plan.precision.value} "
         f"--checkpointing {plan.activation_checkpointing.value} --micro-batch {2 * plan.micro_batch} "
-        f"--seq-len {plan.seq_len}"
+        f"--seq-len {plan.seq_len}{_unusual(plan)}"
     )
+
+
+def _unusual(plan: TrainingPlan) -> str:
+    """Options that are only said where they are not the default."""
+    lora = plan.lora and f"r={plan.lora.r},targets={':'.join(plan.lora.targets)}"
+    values = {
+        "--accumulation": plan.gradient_accumulation_steps if plan.gradient_accumulation_steps > 1 else None,
+        "--optimizer": optimizer_word(plan) if optimizer_word(plan) != DEFAULT_OPTIMIZER else None,
+        "--sequence-parallel": plan.sequence_parallel_size if plan.sequence_parallel_size > 1 else None,
+        "--attention": plan.attention.value if plan.attention is not Attention.SDPA else None,
+        "--lora": lora,
+        "--freeze": ",".join(plan.freeze) or None,
+        "--alloc-conf": plan.alloc_conf,
+    }
+    said = [f" {flag} {shlex.quote(str(value))}" for flag, value in values.items() if value is not None]
+    if plan.zero_stage == 3 and not plan.zero_init:
+        said.append(" --no-zero-init")
+    return "".join(said)
+
+
+def optimizer_word(plan: TrainingPlan) -> str:
+    """What `--optimizer` calls it."""
+    names = {optimizer: word for word, optimizer in CLIENT_OPTIMIZERS.items()}
+    return plan.optimizer if plan.client_optimizer is None else names[plan.client_optimizer]
 
 
 def describe(plan: TrainingPlan) -> str:

@@ -140,7 +140,7 @@ class _Job:
         around = deepspeed.zero.Init(config_dict_or_path=config) if plan.zero_init else contextlib.nullcontext()
         built = build(self._order.model, plan, around)
         self._fill(built.module)
-        engine = make_engine(built, plan.client_optimizer, config)
+        engine = make_engine(built, plan, config)
         batch = built.make_batch(plan.micro_batch, plan.seq_len, self._device)
         return engine, _randomized(batch, getattr(getattr(built.module, "config", None), "vocab_size", None))
 
@@ -161,26 +161,26 @@ class _Job:
 
     def _step(self, engine: Any, batch: Any) -> float:
         """One whole step; its seconds."""
-        from dstune.model.engine import forward, loss_of  # noqa: PLC0415
+        from dstune.model.engine import train_loss  # noqa: PLC0415
 
         self._wait()
         start = time.perf_counter()
         for _ in range(engine.gradient_accumulation_steps()):
-            engine.backward(loss_of(forward(engine, batch)))
+            engine.backward(train_loss(engine, batch))
             engine.step()
         self._wait()
         return time.perf_counter() - start
 
     def _step_apart(self, engine: Any, batch: Any) -> tuple[float, float]:
         """Seconds of a micro-step (the median) and of the optimizer, the device being waited for in between."""
-        from dstune.model.engine import forward, loss_of  # noqa: PLC0415
+        from dstune.model.engine import train_loss  # noqa: PLC0415
 
         micros: list[float] = []
         step_s = 0.0
         for _ in range(engine.gradient_accumulation_steps()):
             self._wait()
             start = time.perf_counter()
-            engine.backward(loss_of(forward(engine, batch)))
+            engine.backward(train_loss(engine, batch))
             self._wait()
             middle = time.perf_counter()
             engine.step()

@@ -123,13 +123,9 @@ def track_of(plan: TrainingPlan, global_batch: int | None, micro_batches: Sequen
         UsageError: No micro-batch gives exactly the global batch.
     """
     sizes = _sizes(plan, global_batch, micro_batches)
+    share = None if global_batch is None else global_batch // plan.data_parallel_size
     plans = tuple(
-        with_batch(
-            plan,
-            size,
-            plan.gradient_accumulation_steps if global_batch is None else global_batch // (size * plan.world_size),
-        )
-        for size in sizes
+        with_batch(plan, size, plan.gradient_accumulation_steps if share is None else share // size) for size in sizes
     )
     return Track(plans, (), (), ()).without_estimate()
 
@@ -138,13 +134,13 @@ def _sizes(plan: TrainingPlan, global_batch: int | None, micro_batches: Sequence
     if global_batch is None:
         doubled = [1 << power for power in range(LARGEST_MICRO_BATCH.bit_length())]
         return sorted(set(micro_batches)) if micro_batches else doubled
-    if global_batch % plan.world_size:
-        nearest = max(1, round(global_batch / plan.world_size)) * plan.world_size
+    if global_batch % plan.data_parallel_size:
+        nearest = max(1, round(global_batch / plan.data_parallel_size)) * plan.data_parallel_size
         raise UsageError(
-            f"a global batch of {global_batch} cannot be divided among {plan.world_size} ranks",
+            f"a global batch of {global_batch} cannot be divided among {plan.data_parallel_size} ranks",
             hint=f"the nearest that can is {nearest}",
         )
-    share = global_batch // plan.world_size
+    share = global_batch // plan.data_parallel_size
     divisors = [size for size in range(1, share + 1) if share % size == 0]
     if micro_batches is None:
         return _thinned(divisors)

@@ -114,8 +114,7 @@ class Trial(BaseModel):
         """Sequences a second, all ranks together; 0 if it did not end well."""
         if self.measurement is None:
             return 0.0
-        plan = self.plan
-        return plan.micro_batch * plan.gradient_accumulation_steps * plan.world_size / self.measurement.step_s
+        return self.plan.global_batch / self.measurement.step_s
 
     @property
     def tokens_per_s(self) -> float:

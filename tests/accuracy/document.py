@@ -51,6 +51,7 @@ LIMITATIONS = """## Known limitations
 - Routing in a mixture of experts is a policy (`--routing`), not a trained router.
 - NVMe offload, SuperOffload, quantized weights of ZeRO++, AutoTP and DeepSpeed-MoE run, and have not been compared with
   recordings: the recording machine lacks libaio, and there the fake process group refuses or hangs in the other three.
+- Ulysses sequence parallelism and bitsandbytes' optimizers run their real code too, and have not been recorded yet.
 - `torch.compile` and pipeline parallelism are refused.
 - Host memory follows recorded runs within a few per cent where tensors dominate, and overstates small models by up to
   a third of a GB.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dstune.errors import ExitCode
 from tests.contract.run import ROOT, document, dstune
 
 ONE_ROW = ("--zero", "2", "--offload", "none", "--precision", "bf16")
@@ -204,6 +206,9 @@ def test_frozen_parts_have_no_states(tiny: str) -> None:
         (("--micro-batch", "many"), "`many` is no value of --micro-batch"),
         (("--routing", "balanced,worst"), "takes one value"),
         (("--attention", "all"), "takes one value"),
+        (("--optimizer", "torch.Adagrad"), "use one of torch.Adam,"),
+        (("--gpus", "4", "--sequence-parallel", "3"), "does not divide the 4 GPUs"),
+        (("--gpus", "4", "--sequence-parallel", "4", "--seq-len", "66"), "does not divide the 66 tokens"),
         (("--alloc-conf", "max_split_size_mb:1"), "too small"),
     ],
 )
@@ -211,6 +216,46 @@ def test_words_that_mean_nothing_are_refused_at_once(words: tuple[str, ...], sai
     done = dstune("estimate", "gpt2", "--gpu", "24GiB", *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_states_of_eight_bits_are_a_quarter_of_the_usual(tiny: str) -> None:
+    words = ("estimate", tiny, "--gpu", "24GiB", "--seq-len", "64", "--zero", "1", "--precision", "bf16", *ONE_ROW[2:])
+    [usual] = document(dstune(*words, "--optimizer", "torch.AdamW", "--json"))["data"]["estimates"]
+    [small] = document(dstune(*words, "--optimizer", "bitsandbytes.AdamW8bit", "--json"))["data"]["estimates"]
+    before, after = (one["gpu"]["phases"][-1]["allocated_bytes"] for one in (usual, small))
+    blocks = usual["num_parameters"] / 256
+    assert before - after == pytest.approx(usual["num_parameters"] * (8 - 2) - 2 * 4 * blocks, rel=0.01)
+
+
+def test_ranks_that_share_a_sequence_hold_a_part_of_it(tiny: str, tmp_path: Path) -> None:
+    def forward_bytes(*words: str) -> int:
+        done = dstune("estimate", tiny, "--gpu", "24GiB", "--gpus", "4", "--zero", "2", *ONE_ROW[2:], *words, "--json")
+        phases = {one["name"]: one for one in document(done)["data"]["estimates"][0]["gpu"]["phases"]}
+        return int(phases["fwd1.0"]["allocated_bytes"] - phases["step0.0"]["allocated_bytes"])
+
+    whole, half = forward_bytes("--seq-len", "4096"), forward_bytes("--seq-len", "2048")
+    assert forward_bytes("--seq-len", "4096", "--sequence-parallel", "2") == pytest.approx(half, rel=0.05)
+    assert half < 0.6 * whole
+    config = tmp_path / "ds_config.json"
+    config.write_text(json.dumps({"train_batch_size": 4, "sequence_parallel_size": 2, "bf16": {"enabled": True}}))
+    words = ("--gpu", "24GiB", "--gpus", "4", "--seq-len", "64", *ONE_ROW, "--ds-config", str(config), "--json")
+    first, second = document(dstune("estimate", tiny, *words))["data"]["estimates"]
+    assert (first["plan"]["micro_batch"], second["plan"]["sequence_parallel_size"]) == (2, 2)
+
+
+def test_a_model_whose_sequences_cannot_be_shared_is_named() -> None:
+    done = dstune("estimate", "gpt2", "--gpu", "24GiB", "--gpus", "2", *ONE_ROW, "--sequence-parallel", "2")
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert "cannot share the sequences of `GPT2LMHeadModel`" in done.stderr
+
+
+def test_the_next_command_trains_as_this_one_does(tiny: str) -> None:
+    words = ("--optimizer", "torch.SGD", "--accumulation", "2", "--freeze", "*embed*", "--host-memory", "64GiB")
+    done = dstune("estimate", tiny, "--gpu", "24GiB", "--seq-len", "64", *ONE_ROW, *words)
+    following = shlex.split(done.stdout.splitlines()[-1].partition(": ")[2])
+    asked = dict(zip(words[::2], words[1::2], strict=True)) | {"--micro-batch": "2"}
+    assert asked.items() <= dict(zip(following[3::2], following[4::2], strict=True)).items()
+    assert dstune(*following[1:]).returncode == 0
 
 
 def test_experts_of_deepspeed_moe_are_spread_over_the_ranks() -> None:

@@ -108,6 +108,16 @@ def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tiny: str, tmp_path: Path)
     assert '"interrupted"' in (folder / "journal.jsonl").read_text()
 
 
+def test_real_ranks_share_a_sequence(tiny: str, tmp_path: Path) -> None:
+    words = ("--sequence-parallel", "2", "--max-trials", "1", "--json")
+    done = search(tiny, tmp_path / "study", *words)
+    [trial] = document(done)["data"]["trials"]
+    assert trial["ending"]["outcome"] == "ok"
+    assert trial["plan"]["micro_batch"] * trial["plan"]["gradient_accumulation_steps"] == 8  # one group, not two
+    written = json.loads((tmp_path / "study/ds_config.json").read_text())
+    assert (written["train_batch_size"], written["sequence_parallel_size"]) == (8, 2)
+
+
 def test_a_trial_that_the_budget_cuts_short_is_tried_again(tiny: str, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     done = search(tiny, folder, "--max-trials", "1", "--budget", "1s")

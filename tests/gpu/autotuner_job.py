@@ -15,7 +15,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from dstune.model.build import build
-from dstune.model.engine import forward, loss_of, make_engine
+from dstune.model.engine import make_engine, train_loss
 from dstune.model.source import resolve
 from dstune.plan import TrainingPlan
 
@@ -38,12 +38,12 @@ def main() -> int:
     with torch.no_grad():
         for param in built.module.parameters():
             param.normal_(0, 0.02) if param.dim() > 1 else param.fill_(1)
-    engine = make_engine(built, None, config)
+    engine = make_engine(built, plan, config)
     model: Any = built.module.config
     batch = built.make_batch(plan.micro_batch, plan.seq_len, device)
     batch["input_ids"].random_(0, model.vocab_size)
     for _ in range(NUM_MICRO_STEPS):
-        engine.backward(loss_of(forward(engine, batch)))
+        engine.backward(train_loss(engine, batch))
         engine.step()
     return 0
 

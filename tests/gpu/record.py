@@ -208,6 +208,8 @@ def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
         "adamw": lambda: torch.optim.AdamW(params, lr=1e-4),
         "adafactor": lambda: torch.optim.Adafactor(params, lr=1e-4),
         "sgd": lambda: torch.optim.SGD(params, lr=1e-4, momentum=0.9),
+        "adam8bit": lambda: _bitsandbytes().Adam8bit(params, lr=1e-4),
+        "adamw8bit": lambda: _bitsandbytes().AdamW8bit(params, lr=1e-4),
     }.get(spec["model_options"].get("client_opt"))
     extra = {"optimizer": client()} if client else {}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=params, config=spec["ds_config"], **extra)
@@ -229,6 +231,12 @@ def _train(spec: dict[str, Any], phases: Phases) -> dict[str, Any]:
                 engine.step()
                 phases.mark(f"step{step}.{micro}")
     return said
+
+
+def _bitsandbytes() -> Any:
+    import bitsandbytes
+
+    return bitsandbytes.optim
 
 
 def _batch(spec: dict[str, Any], module: Any) -> dict[str, Any]:
