@@ -125,6 +125,15 @@ def test_world_size_and_model_make_more_of_it(tmp_path: Path) -> None:
     assert "micro-batch 64 does not fit" in done.stdout
 
 
+def test_ranks_that_share_a_sequence_count_once(tmp_path: Path) -> None:
+    sizes = '{"train_batch_size": 16, "gradient_accumulation_steps": 4, "sequence_parallel_size": 2,'
+    (tmp_path / "a.json").write_text(GOOD.replace("{", sizes, 1))
+    done = dstune("lint", "a.json", "--no-deepspeed", "--world-size", "8", cwd=tmp_path)
+    assert rules(done.stdout) == []
+    done = dstune("lint", "a.json", "--no-deepspeed", "--world-size", "16", cwd=tmp_path)
+    assert rules(done.stdout) == ["batch-arithmetic"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

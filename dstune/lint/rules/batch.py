@@ -30,13 +30,22 @@ def _not_whole(case: Case) -> Iterator[Problem]:
             yield Problem((key,), f"`{key}` is `{value}`: it must be a whole number")
 
 
+def _sharers(case: Case) -> int | None:
+    """Ranks that train on sequences of their own, if the user said how many there are: Ulysses' groups count once.
+
+    Source: deepspeed 0.19.8 `runtime/config.py`, DeepSpeedConfig.__init__.
+    """
+    ranks = case.around.world_size
+    return ranks and ranks // (_whole(case, "sequence_parallel_size") or 1)
+
+
 def _arithmetic(case: Case) -> Iterator[Problem]:
     total, micro, accumulation = (_whole(case, key) for key in SIZES)
     if total is None or (micro is None and accumulation is None):
         return
     each = (micro or 1) * (accumulation or 1)
     names = " x ".join(str(one) for one in (micro, accumulation) if one is not None)
-    ranks = case.around.world_size
+    ranks = _sharers(case)
     if ranks is not None and (total % (each * ranks) or (micro and accumulation and total != each * ranks)):
         yield Problem((TOTAL,), f"{total} is not {names} x {ranks} ranks = {each * ranks}, nor a multiple that a free"
                       " factor could fill" if not (micro and accumulation) else
