@@ -22,6 +22,7 @@ FLAGS = [
     "--micro-batch",
     "--accumulation",
     "--seq-len",
+    "--sequence-parallel",
     "--optimizer",
     "--attention",
     "--lora",
@@ -70,6 +71,7 @@ OTHER_FLAGS = {
         "--precision",
         "--restart",
         "--seq-len",
+        "--sequence-parallel",
         "--steps",
         "--trial-timeout",
         "--trust-remote-code",
@@ -97,6 +99,7 @@ OTHER_FLAGS = {
         "--output",
         "--precision",
         "--seq-len",
+        "--sequence-parallel",
         "--zero",
     ],
     "lint": [
