@@ -4,6 +4,7 @@ Prints one JSON object: target -> `same` if the job's tape is the one that all p
 """
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -127,7 +128,11 @@ def main() -> None:
     import torch
 
     from dstune.estimator import patches
+    from dstune.model.build import preload
 
+    for model in (TINY, *MODELS.values()):
+        preload(model)
+    gc.freeze()  # as the worker does: a fork need neither import nor collect what is there already
     expected = {}
     found = {}
     for patch in patches.PATCHES:
